@@ -1,0 +1,1 @@
+"""Run it, within its price: the engines inside Triton's processes."""

@@ -1,0 +1,93 @@
+"""The protocol of an engine: what the Triton side may ask of the Llama and the UNet engine alike.
+
+An engine owns one thread that does all device work. Every method here is thread-safe and returns at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from common.errors import RequestError
+from common.wire import ActiveLease, CancelOutcome, LlamaLimits, Statement, UnetLimits
+
+Request_contra = TypeVar("Request_contra", contravariant=True)
+Result_contra = TypeVar("Result_contra", contravariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Outlet(Protocol[Result_contra]):
+    """Where an engine puts the results of one request; never blocks.
+
+    Any number of ``put``, then exactly one of ``finish`` and ``fail``; after that the engine holds nothing for it.
+    """
+
+    def put(self, result: Result_contra) -> None:
+        """A part of the answer."""
+
+    def finish(self, statement: Statement) -> None:
+        """The answer is complete."""
+
+    def fail(self, error: RequestError) -> None:
+        """There is no (further) answer; :class:`common.errors.Cancelled` after a cancel."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether the engine can take work, and if not, why."""
+
+    ready: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What an engine holds, in bytes."""
+
+    standing: Mapping[str, int]
+    """Line -> bytes held whether or not anyone calls."""
+    account: str
+    """The account its requests draw on."""
+    capacity_bytes: int
+    used_bytes: int
+    unleased_bytes: int
+    leases: tuple[ActiveLease, ...]
+    pool_keys: tuple[str, ...]
+    totals: Mapping[str, int] = field(default_factory=dict)
+    """Counters since boot."""
+
+
+class Engine(Protocol[Request_contra, Result_co]):
+    """One model, loaded and warm."""
+
+    @property
+    def model(self) -> str:
+        """``llama`` or ``unet``."""
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda:<uuid>``."""
+
+    @property
+    def limits(self) -> LlamaLimits | UnetLimits:
+        """What requests it accepts."""
+
+    def submit(self, request: Request_contra, outlet: Outlet[Result_co]) -> str:
+        """Queues the work and returns its id: the lease's, or one of the engine's own.
+
+        Raises RequestError when it is refused at once; the outlet is not touched then.
+        """
+
+    def cancel(self, work_id: str) -> CancelOutcome:
+        """Stops the work within one step or tile batch; work with this id that comes later is refused."""
+
+    def footprint(self) -> Footprint:
+        """What it holds now."""
+
+    def health(self) -> Health:
+        """Whether it makes progress."""
+
+    def reclaim(self) -> int:
+        """Gives wholly free segments back to the card; bytes."""
+
+    def close(self) -> None:
+        """Fails what is running, ends the thread, frees the device."""

@@ -1,0 +1,1 @@
+"""What both sides agree on: settings, errors, the wire, readings of the card."""

@@ -1,0 +1,248 @@
+"""The one settings model, read by both sides from ``vramgate.toml`` and ``VRAMGATE_*``.
+
+Later wins: defaults, then the file (``$VRAMGATE_CONFIG``, else ``./vramgate.toml`` where it exists), then the
+environment (``VRAMGATE_LLAMA__MAX_BATCH=8`` sets ``llama.max_batch``). Unknown keys and malformed values raise
+:class:`common.errors.SettingsError` that names the key. The model is frozen.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
+
+from common.errors import SettingsError
+
+ENV_PREFIX = "VRAMGATE_"
+CONFIG_ENV = ENV_PREFIX + "CONFIG"
+DEFAULT_FILE = Path("vramgate.toml")
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Bytes = Annotated[ByteSize, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Server(Section):
+    """The HTTP frontend."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    max_body_bytes: Bytes = ByteSize(64 * 2**20)
+    """Largest request body; checked before it is read whole."""
+    max_connections: int = Field(1024, ge=1)
+    """Backstop in uvicorn; admission answers long before it."""
+    request_timeout_s: Seconds = 30.0
+    """Deadline of a request that names none."""
+    max_request_timeout_s: Seconds = 600.0
+    """Longest deadline a caller may ask for."""
+    shutdown_s: Seconds = 5.0
+    """Time for running answers to end after a stop signal."""
+
+
+class Triton(Section):
+    """The model server."""
+
+    url: str | None = None
+    """Base address of a server that already runs (``http://triton:8000``); None starts the embedded one."""
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    metrics_port: Port = 8002
+    model_repository: Path = Path("model_repository")
+    load_timeout_s: Seconds = 600.0
+    exit_timeout_s: Annotated[int, Field(ge=1)] = 8
+    admin_key: str | None = None
+    """Value of the ``x-vramgate-admin`` header that opens a restricted server's management API."""
+
+
+class Card(Section):
+    """The card whose bytes are the bank's money."""
+
+    device: str = "auto"
+    """``auto``, ``cpu``, ``cuda``, an index, a GPU UUID or a MIG UUID."""
+    total: Bytes | None = None
+    """Capacity; None means the whole card, and on the CPU 4 GiB or half of the memory, whichever is less."""
+    margin: Annotated[str, Field(pattern=r"^\d+(\.\d+)?\s*(%|[KMGT]i?B|B)?$")] = "10%"
+    """Bytes never lent, as a share of the card (at most 3 GiB) or an amount (``3072MiB``)."""
+    foreign: Bytes = ByteSize(0)
+    """Bytes set aside for other users of the card when grants are divided at start."""
+
+
+class Llama(Section):
+    """The language model and its engine."""
+
+    model: str = "smollm2-135m-instruct"
+    """A folder in Hugging Face form, or the name of the demo model."""
+    served_name: str = "llama"
+    dummy_weights: bool = False
+    """Random weights of the folder's config.json, for benchmarks."""
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    """``auto`` is float32 on the CPU and bfloat16 on CUDA."""
+    grant: Bytes | None = None
+    """Everything this engine's allocator may take; None divides the card."""
+    pages: int | None = Field(None, ge=1)
+    """Pages of the KV pool; None fills the grant."""
+    page_tokens: int = Field(256, ge=1)
+    context_tokens: int | None = Field(None, ge=2)
+    """Longest prompt + output; None is the checkpoint's own limit."""
+    max_batch: int = Field(16, ge=1, le=1024)
+    """Sequences that decode in one step."""
+    step_tokens: int = Field(512, ge=1)
+    """Token budget of one step: decodes first, then prefill chunks."""
+    default_max_tokens: int = Field(128, ge=1)
+    """Charged and allowed where a request names no limit."""
+    max_n: int = Field(8, ge=1)
+    max_logprobs: int = Field(5, ge=0)
+    oversubscribe: float = Field(1.0, ge=1.0)
+    """Declared factor on the page account's capacity; above 1 requests may be preempted and recomputed."""
+    max_waiting: int = Field(256, ge=1)
+    """Requests the engine itself queues; admission keeps it short."""
+    stall_s: Seconds = 30.0
+    """Without a step for so long while there is work, the engine is not ready."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; None is all cores."""
+
+
+class Unet(Section):
+    """The segmentation model and its engine."""
+
+    weights: Path | None = None
+    """A safetensors state dict; None is the demo model beside the model repository's config."""
+    width: int = Field(16, ge=1)
+    """Channels of the encoder's stem; 64 is the true ResNet50."""
+    class_names: tuple[str, ...] = ("nucleus",)
+    """One name is a sigmoid against background; more are an argmax over as many channels, the first the background."""
+    dummy_weights: bool = False
+    grant: Bytes | None = None
+    """Everything this engine's allocator may take; None is what tiles and canvas need."""
+    canvas: Bytes | None = None
+    """Part of the grant set aside for canvases; None is 256 MiB on the CPU and 1 GiB on CUDA."""
+    tile_pixels: int | None = Field(None, ge=32, multiple_of=32)
+    """Edge of a tile; None is 256 on the CPU and 512 on CUDA."""
+    tile_batch: int = Field(4, ge=1)
+    """Tiles in one forward pass."""
+    threshold: float = Field(0.5, gt=0, lt=1)
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    max_pixels: int = Field(200_000_000, ge=1)
+    """Largest image that is decoded at all."""
+    max_waiting: int = Field(256, ge=1)
+    stall_s: Seconds = 30.0
+    threads: int | None = Field(None, ge=1)
+
+
+class Admission(Section):
+    """The waiting line in front of the ledger."""
+
+    host: Bytes = ByteSize(2 * 2**30)
+    """Capacity of the ``host`` account: decoded images and results."""
+    max_waiting: int = Field(64, ge=0)
+    """Requests that wait for bytes; the next one is refused with 429."""
+    max_wait_s: Seconds = 10.0
+
+
+class Watchdog(Section):
+    """The thread in each engine that reads the card."""
+
+    poll_s: Seconds = 0.2
+    stale_polls: int = Field(5, ge=1)
+    """A reading older than so many polls is unknown."""
+
+
+class State(Section):
+    """Where things are kept."""
+
+    dir: Path = Path("~/.local/state/vramgate")
+    """Journal and snapshots; created with mode 0700."""
+    cache_dir: Path = Path("~/.cache/vramgate")
+    """Converted model folders and compiled code."""
+    journal_rows: int = Field(100_000, ge=1)
+    """Finished leases kept; the oldest go first."""
+
+
+class Log(Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Settings(Section):
+    """Everything that can be set."""
+
+    server: Server = Server()
+    triton: Triton = Triton()
+    card: Card = Card()
+    llama: Llama = Llama()
+    unet: Unet = Unet()
+    admission: Admission = Admission()
+    watchdog: Watchdog = Watchdog()
+    state: State = State()
+    log: Log = Log()
+
+
+def load(environ: Mapping[str, str] = os.environ, file: Path | None = None) -> Settings:
+    """The settings in force.
+
+    `file` overrides ``$VRAMGATE_CONFIG``. Raises SettingsError for a missing or broken file, an unknown key, bad values.
+    """
+    path = file or (Path(environ[CONFIG_ENV]) if CONFIG_ENV in environ else None)
+    values = _read_file(path)
+    where = f" (file {path})" if path else ""
+    for name, text in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX) and name != CONFIG_ENV:
+            _put(values, name, text)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(item) for item in error.errors(include_url=False)) + where) from None
+
+
+def to_environ(section: str, key: str, value: object) -> dict[str, str]:
+    """The environment variable that sets ``section.key``, as a dict of one."""
+    return {f"{ENV_PREFIX}{section}__{key}".upper(): str(value)}
+
+
+def parse_margin(margin: str, total_bytes: int) -> int:
+    """Bytes that are never lent: a share of `total_bytes` (at most 3 GiB) or an amount, as in ``card.margin``."""
+    text = margin.strip()
+    if text.endswith("%"):
+        return min(int(total_bytes * float(text[:-1]) / 100), 3 * 2**30)
+    return int(TypeAdapter(ByteSize).validate_python(text))
+
+
+def _read_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        if not DEFAULT_FILE.is_file():
+            return {}
+        path = DEFAULT_FILE
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"the settings file {path} is not valid TOML: {error}") from None
+
+
+def _put(values: dict[str, Any], name: str, text: str) -> None:
+    """Sets one environment variable in the tree; a list or tuple is written in TOML: ``["a", "b"]``."""
+    section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
+    if section not in Settings.model_fields or not key:
+        raise SettingsError(f"{name}: no such setting; the form is {ENV_PREFIX}<SECTION>__<KEY>")
+    table = values.setdefault(section, {})
+    if not isinstance(table, dict):
+        raise SettingsError(f"{section}: must be a table")
+    table[key] = tomllib.loads(f"v = {text}")["v"] if text.startswith("[") else text
+
+
+def _explain(item: Any) -> str:
+    key = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"{key}: no such setting"
+    return f"{key}: {item['msg']}"

@@ -1,0 +1,1 @@
+"""What will it cost? Pure functions of shapes and profiles."""

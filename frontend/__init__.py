@@ -1,0 +1,1 @@
+"""May it run now? The HTTP service that owns the ledger."""
