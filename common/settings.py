@@ -190,7 +190,7 @@ class Settings(Section):
 def load(environ: Mapping[str, str] = os.environ, file: Path | None = None) -> Settings:
     """The settings in force.
 
-    `file` overrides ``$VRAMGATE_CONFIG``. Raises SettingsError for a missing or broken file, an unknown key, bad values.
+    `file` beats ``$VRAMGATE_CONFIG``. Raises SettingsError for a broken or missing file, an unknown key, bad values.
     """
     path = file or (Path(environ[CONFIG_ENV]) if CONFIG_ENV in environ else None)
     values = _read_file(path)
