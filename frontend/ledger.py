@@ -1,0 +1,249 @@
+"""The ledger: accounts, leases, and the two laws that bind them.
+
+1. A reserve is granted only if, for every account, what is held + what is unleased + the price <= the capacity at
+   that moment. All lines or none.
+2. Money never leaks: every lease ends exactly once, by :meth:`Ledger.settle` or :meth:`Ledger.void`; idle means 0.
+
+The ledger knows no threads: one event loop owns it, and no method awaits.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from uuid import uuid4
+
+from common.errors import NotReady, VramgateError
+from common.wire import Statement
+from estimator.price import Price
+from frontend.account import Account, AccountView, Shortage
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+
+class LedgerError(VramgateError):
+    """The books do not balance; the message is the whole equation."""
+
+
+class LeaseState(StrEnum):
+    """Where a lease is on its way."""
+
+    RESERVED = "reserved"
+    """Paid for, not yet sent to the engine."""
+    RUNNING = "running"
+    """The engine has it."""
+    ABANDONED = "abandoned"
+    """The client is gone or out of time; the engine may still hold the bytes, so they still count."""
+    SETTLED = "settled"
+    """Ended; the ledger no longer lists it."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A reservation as the ledger keeps it; the wire form is :class:`common.wire.Lease`."""
+
+    id: str
+    model: str
+    price: Price
+    lines: Mapping[str, int]
+    """Account -> bytes held there."""
+    state: LeaseState
+    boot_id: str
+    """The engine process that holds the bytes."""
+    created_s: float
+    expected_end_s: float
+    """On the ledger's clock, like `created_s`."""
+
+
+class Ledger:
+    """Who holds how much of which account."""
+
+    def __init__(self, clock: Clock, cancel_s: float = 1.0) -> None:
+        """`cancel_s`: seconds in which an abandoned lease is expected to end."""
+        self.on_release: list[Callable[[], None]] = []
+        """Called after every change that may have left more available."""
+        self.overrun_bytes = 0
+        """Sum of what engines held beyond what was quoted; anything but 0 means that a price was not enforced."""
+        self._clock = clock
+        self._cancel_s = cancel_s
+        self._accounts: dict[str, Account] = {}
+        self._leases: dict[str, Lease] = {}
+        self._ends: list[tuple[float, str]] = []
+        self._boot_ids: dict[str, str] = {}
+
+    def set_capacity(self, account: str, capacity_bytes: int) -> None:
+        """Opens the account or changes its capacity, also to less than is held: then it is overdrawn."""
+        self._entry(account).capacity_bytes = _not_negative(capacity_bytes)
+        self._released()
+
+    def report_unleased(self, account: str, unleased_bytes: int) -> None:
+        """Takes the engine's word for what it holds without a lease."""
+        self._entry(account).unleased_bytes = _not_negative(unleased_bytes)
+        self._released()
+
+    def capacity(self, account: str) -> int:
+        """Bytes the account has in all; 0 for one that nobody opened."""
+        return self._accounts[account].capacity_bytes if account in self._accounts else 0
+
+    def held(self, account: str) -> int:
+        """Bytes held by leases."""
+        return self._accounts[account].held_bytes if account in self._accounts else 0
+
+    def available(self, account: str) -> int:
+        """Bytes that could be reserved now."""
+        return max(0, self.balance(account))
+
+    def balance(self, account: str) -> int:
+        """Capacity minus everything held; below 0 the account is overdrawn."""
+        return self._accounts[account].balance_bytes if account in self._accounts else 0
+
+    def accounts(self) -> tuple[AccountView, ...]:
+        """Every account that was opened, in that order."""
+        return tuple(account.view(name) for name, account in self._accounts.items())
+
+    def shortage(self, lines: Mapping[str, int]) -> Shortage | None:
+        """The account that decides against these lines: one too small for ever before one too full now; else None."""
+        short = [
+            Shortage(account, need_bytes, self.available(account), self.capacity(account))
+            for account, need_bytes in lines.items()
+            if need_bytes > 0 and need_bytes > self.balance(account)
+        ]
+        return max(short, key=lambda item: item.forever, default=None)
+
+    def fits(self, lines: Mapping[str, int]) -> bool:
+        """Whether a reserve of these lines would be granted now."""
+        return all(need_bytes <= 0 or need_bytes <= self.balance(account) for account, need_bytes in lines.items())
+
+    def never_fits(self, lines: Mapping[str, int]) -> bool:
+        """Whether these lines exceed the whole capacity of an account."""
+        return any(need_bytes > self.capacity(account) for account, need_bytes in lines.items())
+
+    def reserve(self, model: str, price: Price, boot_id: str, expected_s: float) -> Lease:
+        """Takes all lines of the price, or none.
+
+        `expected_s`: seconds the work is expected to hold them. Raises NeverFits and NotNow with the numbers, and
+        NotReady where the price was made for an engine process that is gone or an account that is not open yet.
+        """
+        lines = price.by_account()
+        self._refuse_stale(model, boot_id, lines)
+        short = self.shortage(lines)
+        if short is not None:
+            raise short.error()
+        now_s = self._clock()
+        end_s = now_s + max(0.0, expected_s)
+        lease = Lease(uuid4().hex, model, price, lines, LeaseState.RESERVED, boot_id, now_s, end_s)
+        for account, need_bytes in lines.items():
+            self._accounts[account].held_bytes += need_bytes
+        self._leases[lease.id] = lease
+        insort(self._ends, (end_s, lease.id))
+        return lease
+
+    def start(self, lease_id: str) -> bool:
+        """Notes that the work goes to the engine; False where the lease has ended or is abandoned: do not send it."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is LeaseState.ABANDONED:
+            return False
+        self._leases[lease_id] = replace(lease, state=LeaseState.RUNNING)
+        return True
+
+    def abandon(self, lease_id: str) -> bool:
+        """Notes that nobody waits for the work any more; its bytes count until it is settled. False if it has ended."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return False
+        end_s = min(lease.expected_end_s, self._clock() + self._cancel_s)
+        self._forget_end(lease)
+        self._leases[lease_id] = replace(lease, state=LeaseState.ABANDONED, expected_end_s=end_s)
+        insort(self._ends, (end_s, lease_id))
+        return True
+
+    def settle(self, lease_id: str, statement: Statement | None = None) -> bool:
+        """Ends the lease: the engine no longer holds its bytes. False where it had ended before (no error)."""
+        if lease_id not in self._leases:
+            return False
+        if statement is not None:
+            self.overrun_bytes += max(0, statement.held_bytes - statement.quoted_bytes)
+        self._end(lease_id)
+        self._released()
+        return True
+
+    def void(self, model: str, boot_id: str) -> tuple[str, ...]:
+        """Ends every lease of this model that another engine process held, and returns their ids.
+
+        From now on `boot_id` is the process that prices and leases of this model are for.
+        """
+        self._boot_ids[model] = boot_id
+        dead = tuple(lease.id for lease in self._leases.values() if lease.model == model and lease.boot_id != boot_id)
+        for lease_id in dead:
+            self._end(lease_id)
+        if dead:
+            self._released()
+        return dead
+
+    def lease(self, lease_id: str) -> Lease | None:
+        """The lease as it stands; None once it has ended."""
+        return self._leases.get(lease_id)
+
+    def leases(self, state: LeaseState | None = None) -> tuple[Lease, ...]:
+        """All leases that have not ended, or those in one state, oldest first."""
+        return tuple(lease for lease in self._leases.values() if state is None or lease.state is state)
+
+    def ends(self) -> Iterator[tuple[float, Mapping[str, int]]]:
+        """When each lease is expected to end and what that frees, soonest first."""
+        return ((end_s, self._leases[lease_id].lines) for end_s, lease_id in self._ends)
+
+    def check(self) -> None:
+        """Adds everything up again from the leases; raises LedgerError with the whole equation if it does not hold."""
+        sums = dict.fromkeys(self._accounts, 0)
+        for lease in self._leases.values():
+            for account, need_bytes in lease.lines.items():
+                sums[account] = sums.get(account, 0) + need_bytes
+        booked = {name: account.held_bytes for name, account in self._accounts.items()}
+        ends = sorted((lease.expected_end_s, lease.id) for lease in self._leases.values())
+        if sums != booked or ends != self._ends or any(held_bytes < 0 for held_bytes in booked.values()):
+            raise LedgerError("the ledger does not balance:\n" + self.equation())
+
+    def equation(self) -> str:
+        """Every account with its leases, line by line."""
+        text = []
+        for view in self.accounts():
+            text.append(
+                f"{view.name}: capacity {view.capacity_bytes:,} = held {view.held_bytes:,} + unleased"
+                f" {view.unleased_bytes:,} + available {view.available_bytes:,} - overdraft {view.overdraft_bytes:,}"
+            )
+            text += [
+                f"  {lease.id} {lease.model} {lease.state} {lease.lines[view.name]:,}"
+                for lease in self._leases.values()
+                if view.name in lease.lines
+            ]
+        return "\n".join(text)
+
+    def _entry(self, account: str) -> Account:
+        return self._accounts.setdefault(account, Account())
+
+    def _refuse_stale(self, model: str, boot_id: str, lines: Mapping[str, int]) -> None:
+        if self._boot_ids.get(model, boot_id) != boot_id:
+            raise NotReady(f"{model} was restarted after the request was priced", retry_after_s=1.0)
+        closed = [account for account in lines if account not in self._accounts]
+        if closed:
+            raise NotReady(f"the capacity of {closed[0]} is not known yet", retry_after_s=1.0)
+
+    def _end(self, lease_id: str) -> None:
+        lease = self._leases.pop(lease_id)
+        self._forget_end(lease)
+        for account, need_bytes in lease.lines.items():
+            self._accounts[account].held_bytes -= need_bytes
+
+    def _forget_end(self, lease: Lease) -> None:
+        del self._ends[bisect_left(self._ends, (lease.expected_end_s, lease.id))]
+
+    def _released(self) -> None:
+        for wake in self.on_release:
+            wake()
+
+
+def _not_negative(value_bytes: int) -> int:
+    if value_bytes < 0:
+        raise ValueError(f"an account cannot have {value_bytes} bytes")
+    return value_bytes
