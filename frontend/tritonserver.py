@@ -1,0 +1,179 @@
+"""The embedded model server: where its files are, how it is called, and what it must find in its environment.
+
+The real ``tritonserver`` comes out of the wheel ``nvidia-pytriton``, or from ``$TRITON_BIN`` and ``$TRITON_BACKENDS``
+where an unpacked server is brought along. Nothing here starts a process.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from ctypes.util import find_library
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import SettingsError
+from common.settings import Settings
+
+ADMIN_HEADER = "x-vramgate-admin"
+LOOPBACK = "127.0.0.1"
+SHARED_MEMORY = Path("/dev/shm")
+STUB = "triton_python_backend_stub"
+BACKEND_FILES = ("libtriton_python.so", "triton_python_backend_utils.py")
+MANAGEMENT_APIS = "model-repository,shared-memory,trace,logging"
+"""Protocols of Triton that change the server; they ask for the admin key."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The files of a Triton server with its Python backend."""
+
+    binary: Path
+    backends_dir: Path
+    """Holds ``python/`` with the backend's library, its utilities and, where it is complete, the stub."""
+    stub: Path
+    """The process that runs model.py; built for one version of Python."""
+    library_dirs: tuple[Path, ...]
+    """Where the loader finds the server's own libraries and the interpreter's."""
+
+
+def locate(environ: Mapping[str, str] = os.environ) -> Installation:
+    """The server that can be started here.
+
+    Raises SettingsError with what to install when there is none, or none for this version of Python.
+    """
+    if "TRITON_BIN" in environ:
+        return _brought_along(Path(environ["TRITON_BIN"]), environ.get("TRITON_BACKENDS"))
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise SettingsError(
+            "no Triton server is installed: pip install 'vramgate[embedded]' (x86-64 only), "
+            "or use one that runs already: vramgate up --triton-url http://HOST:8000"
+        )
+    package = Path(spec.origin).parent
+    server = package / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    installation = Installation(
+        binary=server / "bin" / "tritonserver",
+        backends_dir=server / "backends",
+        stub=server / "python_backend_stubs" / version / STUB,
+        library_dirs=(package.parent / "nvidia_pytriton.libs", *_python_library_dirs()),
+    )
+    _require(installation.binary, installation.stub)
+    return installation
+
+
+def missing_python_library() -> str | None:
+    """The file name of the interpreter's shared library if the stub could not find it, else None."""
+    name = _python_library()
+    if _python_library_dirs() or find_library(name.removeprefix("lib").partition(".so")[0]):
+        return None
+    return name
+
+
+def prepare_backends(installation: Installation, folder: Path) -> Path:
+    """A backend directory in `folder` with the stub of this version of Python; made anew on each call."""
+    if (installation.backends_dir / "python" / STUB).exists():
+        return installation.backends_dir
+    python = folder / "python"
+    shutil.rmtree(folder, ignore_errors=True)
+    python.mkdir(parents=True)
+    for name in BACKEND_FILES:
+        (python / name).symlink_to(installation.backends_dir / "python" / name)
+    (python / STUB).symlink_to(installation.stub)
+    return folder
+
+
+def model_repository(settings: Settings) -> Path:
+    """The folder of model folders: as set, or beside the packages where the default is not in the working directory."""
+    beside = Path(__file__).resolve().parent.parent / "model_repository"
+    for folder in (settings.triton.model_repository.expanduser(), beside):
+        if folder.is_dir():
+            return folder.resolve()
+    raise SettingsError(
+        f"no model repository at {settings.triton.model_repository}: set triton.model_repository, or start from "
+        "the folder that holds it"
+    )
+
+
+def command(settings: Settings, binary: Path, backends_dir: Path, repository: Path, admin_key: str) -> Sequence[str]:
+    """The command line: explicit model control, full configs only, loopback only, management behind the key.
+
+    Other users of this machine can read a command line, hence the key; it guards against clients, not against them.
+    """
+    triton = settings.triton
+    return (
+        str(binary),
+        f"--model-repository={repository}",
+        f"--backend-directory={backends_dir}",
+        "--model-control-mode=explicit",
+        "--disable-auto-complete-config",
+        f"--http-address={LOOPBACK}",
+        f"--http-port={triton.http_port}",
+        f"--grpc-address={LOOPBACK}",
+        f"--grpc-port={triton.grpc_port}",
+        f"--metrics-address={LOOPBACK}",
+        f"--metrics-port={triton.metrics_port}",
+        f"--http-restricted-api={MANAGEMENT_APIS}:{ADMIN_HEADER}={admin_key}",
+        f"--grpc-restricted-protocol={MANAGEMENT_APIS}:{ADMIN_HEADER}={admin_key}",
+        f"--exit-timeout-secs={triton.exit_timeout_s}",
+        f"--backend-config=python,shm-region-prefix-name={shm_prefix(settings)}",
+        "--log-format=ISO8601",
+    )
+
+
+def environment(installation: Installation, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` with this interpreter first on PATH (the stub finds its packages by it) and the server's libraries."""
+    known = [part for part in base.get("LD_LIBRARY_PATH", "").split(":") if part]
+    return dict(base) | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
+        "LD_LIBRARY_PATH": ":".join([*map(str, installation.library_dirs), *known]),
+    }
+
+
+def shm_prefix(settings: Settings) -> str:
+    """What the names of our shared-memory regions begin with; one prefix for each state directory."""
+    state_dir = settings.state.dir.expanduser().resolve()
+    return f"vramgate-{hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]}-"
+
+
+def remove_shared_memory(settings: Settings, folder: Path = SHARED_MEMORY) -> int:
+    """Removes the regions a killed server left behind; returns how many. To be called when no server of ours runs."""
+    left = list(folder.glob(shm_prefix(settings) + "*"))
+    for region in left:
+        region.unlink(missing_ok=True)
+    return len(left)
+
+
+def _brought_along(binary: Path, backends: str | None) -> Installation:
+    if backends is None:
+        raise SettingsError("TRITON_BIN is set, TRITON_BACKENDS is not: it names the folder that holds python/")
+    stub = Path(backends) / "python" / STUB
+    _require(binary, stub)
+    return Installation(binary, Path(backends), stub, _python_library_dirs())
+
+
+def _require(*files: Path) -> None:
+    for file in files:
+        if not os.access(file, os.X_OK):
+            raise SettingsError(
+                f"{file} is missing or not executable: reinstall nvidia-pytriton with Python 3.11 or 3.12, "
+                "or set TRITON_BIN and TRITON_BACKENDS"
+            )
+
+
+def _python_library() -> str:
+    """File name of the interpreter's shared library, ``libpython3.11.so.1.0``."""
+    return f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+
+
+def _python_library_dirs() -> tuple[Path, ...]:
+    """Where this very interpreter keeps its shared library, if it has one.
+
+    The loader would take a system's library of another patch level, which does not fit this standard library.
+    """
+    folders = (Path(sysconfig.get_config_var("LIBDIR") or "/nonexistent"), Path(sys.base_prefix) / "lib")
+    return tuple(folder for folder in dict.fromkeys(folders) if (folder / _python_library()).is_file())
