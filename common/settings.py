@@ -109,6 +109,12 @@ class Llama(Section):
     threads: int | None = Field(None, ge=1)
     """CPU threads; None is all cores."""
 
+    def dtype_on(self, device_type: str) -> str:
+        """The dtype in force on ``cpu`` or ``cuda``."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if device_type == "cuda" else "float32"
+
 
 class Unet(Section):
     """The segmentation model and its engine."""
@@ -136,6 +142,18 @@ class Unet(Section):
     max_waiting: int = Field(256, ge=1)
     stall_s: Seconds = 30.0
     threads: int | None = Field(None, ge=1)
+
+    def dtype_on(self, device_type: str) -> str:
+        """The dtype in force on ``cpu`` or ``cuda``."""
+        return "float16" if device_type == "cuda" else "float32"
+
+    def tile_pixels_on(self, device_type: str) -> int:
+        """Edge of a tile in force on ``cpu`` or ``cuda``."""
+        return self.tile_pixels or (512 if device_type == "cuda" else 256)
+
+    def canvas_bytes_on(self, device_type: str) -> int:
+        """Bytes set aside for canvases on ``cpu`` or ``cuda``."""
+        return int(self.canvas) if self.canvas is not None else (2**30 if device_type == "cuda" else 2**28)
 
 
 class Admission(Section):
