@@ -1,4 +1,4 @@
-"""One account of the bank: its capacity, what is used of it, and what a price that exceeds it is told."""
+"""One account of the bank: its capacity, what is used of it, and what a price asks of it."""
 
 from dataclasses import dataclass
 
@@ -46,34 +46,34 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Shortage:
-    """The account that decides against a price, and its numbers in bytes."""
+class Demand:
+    """What a price asks of one account, and what the account has, in bytes."""
 
     account: str
+    """Empty for a price of nothing."""
     price_bytes: int
     available_bytes: int
     capacity_bytes: int
 
     @property
-    def forever(self) -> bool:
-        """Whether the price is above the whole capacity."""
+    def fits(self) -> bool:
+        """Whether the account has it now."""
+        return self.price_bytes <= self.available_bytes
+
+    @property
+    def never_fits(self) -> bool:
+        """Whether it is more than the whole account."""
         return self.price_bytes > self.capacity_bytes
 
-    def numbers(self) -> dict[str, int]:
-        """What the client is told."""
-        return {
+    def refusal(self, advice: str = "", retry_after_s: float | None = None) -> NeverFits | NotNow:
+        """The error that says so with the numbers, `advice` at the end of its message."""
+        numbers = {
             "price_bytes": self.price_bytes,
             "available_bytes": self.available_bytes,
             "capacity_bytes": self.capacity_bytes,
         }
-
-    def error(self, advice: str = "", retry_after_s: float | None = None) -> NeverFits | NotNow:
-        """The refusal this shortage means, `advice` at the end of its message."""
         asks = f"the request is priced at {self.price_bytes:,} bytes of {self.account}, which has"
-        if self.forever:
-            return NeverFits(f"{asks} {self.capacity_bytes:,} in all{advice}", numbers=self.numbers())
-        return NotNow(
-            f"{asks} {self.available_bytes:,} of {self.capacity_bytes:,} left{advice}",
-            numbers=self.numbers(),
-            retry_after_s=retry_after_s,
-        )
+        if self.never_fits:
+            return NeverFits(f"{asks} {self.capacity_bytes:,} in all", numbers=numbers)
+        left = f"{self.available_bytes:,} of {self.capacity_bytes:,} left"
+        return NotNow(f"{asks} {left}{advice}", numbers=numbers, retry_after_s=retry_after_s)

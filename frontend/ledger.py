@@ -16,7 +16,7 @@ from uuid import uuid4
 from common.errors import NotReady, VramgateError
 from common.wire import Statement
 from estimator.price import Price
-from frontend.account import Account, AccountView, Shortage
+from frontend.account import Account, AccountView, Demand
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -102,22 +102,29 @@ class Ledger:
         """Every account that was opened, in that order."""
         return tuple(account.view(name) for name, account in self._accounts.items())
 
-    def shortage(self, lines: Mapping[str, int]) -> Shortage | None:
-        """The account that decides against these lines: one too small for ever before one too full now; else None."""
-        short = [
-            Shortage(account, need_bytes, self.available(account), self.capacity(account))
+    def demand(self, lines: Mapping[str, int]) -> Demand:
+        """What the account that decides is asked for: one too small for ever, else one too full now, else the fullest.
+
+        Raises NotReady where an account is not open yet.
+        """
+        for account in lines:
+            if account not in self._accounts:
+                raise NotReady(f"the capacity of {account} is not known yet", retry_after_s=1.0)
+        demands = (
+            Demand(account, need_bytes, self.available(account), self.capacity(account))
             for account, need_bytes in lines.items()
-            if need_bytes > 0 and need_bytes > self.balance(account)
-        ]
-        return max(short, key=lambda item: item.forever, default=None)
+        )
+        return max(demands, key=_urgency, default=Demand("", 0, 0, 0))
 
     def fits(self, lines: Mapping[str, int]) -> bool:
         """Whether a reserve of these lines would be granted now."""
-        return all(need_bytes <= 0 or need_bytes <= self.balance(account) for account, need_bytes in lines.items())
+        return all(need_bytes <= self.available(account) for account, need_bytes in lines.items())
 
     def never_fits(self, lines: Mapping[str, int]) -> bool:
-        """Whether these lines exceed the whole capacity of an account."""
-        return any(need_bytes > self.capacity(account) for account, need_bytes in lines.items())
+        """Whether these lines exceed the whole capacity of an account that is open."""
+        return any(
+            account in self._accounts and need_bytes > self.capacity(account) for account, need_bytes in lines.items()
+        )
 
     def reserve(self, model: str, price: Price, boot_id: str, expected_s: float) -> Lease:
         """Takes all lines of the price, or none.
@@ -126,10 +133,11 @@ class Ledger:
         NotReady where the price was made for an engine process that is gone or an account that is not open yet.
         """
         lines = price.by_account()
-        self._refuse_stale(model, boot_id, lines)
-        short = self.shortage(lines)
-        if short is not None:
-            raise short.error()
+        if self._boot_ids.get(model, boot_id) != boot_id:
+            raise NotReady(f"{model} was restarted after the request was priced", retry_after_s=1.0)
+        demand = self.demand(lines)
+        if not demand.fits:
+            raise demand.refusal()
         now_s = self._clock()
         end_s = now_s + max(0.0, expected_s)
         lease = Lease(uuid4().hex, model, price, lines, LeaseState.RESERVED, boot_id, now_s, end_s)
@@ -222,13 +230,6 @@ class Ledger:
     def _entry(self, account: str) -> Account:
         return self._accounts.setdefault(account, Account())
 
-    def _refuse_stale(self, model: str, boot_id: str, lines: Mapping[str, int]) -> None:
-        if self._boot_ids.get(model, boot_id) != boot_id:
-            raise NotReady(f"{model} was restarted after the request was priced", retry_after_s=1.0)
-        closed = [account for account in lines if account not in self._accounts]
-        if closed:
-            raise NotReady(f"the capacity of {closed[0]} is not known yet", retry_after_s=1.0)
-
     def _end(self, lease_id: str) -> None:
         lease = self._leases.pop(lease_id)
         self._forget_end(lease)
@@ -241,6 +242,10 @@ class Ledger:
     def _released(self) -> None:
         for wake in self.on_release:
             wake()
+
+
+def _urgency(demand: Demand) -> tuple[bool, bool, float]:
+    return demand.never_fits, not demand.fits, demand.price_bytes / max(1, demand.available_bytes)
 
 
 def _not_negative(value_bytes: int) -> int:
