@@ -1,0 +1,90 @@
+"""Control messages: what the frontend asks of a running engine."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from backend.engine import Engine
+from common.errors import InvalidRequest
+from common.wire import (
+    Breaker,
+    CancelOutcome,
+    CancelReply,
+    Control,
+    EngineStatus,
+    LlamaLimits,
+    Op,
+    ReclaimReply,
+    UnetLimits,
+)
+
+
+class Overseer(Protocol):
+    """What the watchdog knows."""
+
+    breaker: Breaker
+
+    @property
+    def headroom_bytes(self) -> int | None:
+        """None when unknown."""
+
+    @property
+    def fragmentation_ratio(self) -> float:
+        """Of the allocator's free bytes."""
+
+
+class Desk:
+    """Answers control messages about `engine`."""
+
+    def __init__(self, engine: Engine[Any, Any], overseer: Overseer, boot_id: str) -> None:
+        self._engine = engine
+        self._overseer = overseer
+        self._boot_id = boot_id
+        self._answers: dict[Op, Callable[[Control], CancelReply | EngineStatus | ReclaimReply]] = {
+            Op.STATUS: lambda _: self.status(),
+            Op.CANCEL: self._cancel,
+            Op.RECLAIM: lambda _: ReclaimReply(self._engine.reclaim()),
+        }
+
+    def answer(self, message: str | bytes) -> str:
+        """The reply to a control message, as JSON; raises InvalidRequest for one that makes no sense."""
+        control = Control.from_json(message)
+        if control.op not in self._answers:
+            raise InvalidRequest(f"control: this engine does not know {control.op!s}", param="op")
+        return self._answers[control.op](control).to_json()
+
+    @property
+    def breaker(self) -> Breaker:
+        """Whether new work is refused for want of headroom."""
+        return self._overseer.breaker
+
+    def status(self) -> EngineStatus:
+        """Everything the frontend needs to know of the engine now."""
+        footprint, health = self._engine.footprint(), self._engine.health()
+        limits = self._engine.limits
+        is_open = self._overseer.breaker == Breaker.OPEN
+        return EngineStatus(
+            model=self._engine.model,
+            boot_id=self._boot_id,
+            ready=health.ready and not is_open,
+            reason=health.reason or ("the breaker is open: too little headroom on the card" if is_open else ""),
+            device=self._engine.device,
+            standing=footprint.standing,
+            account=footprint.account,
+            capacity_bytes=footprint.capacity_bytes,
+            used_bytes=footprint.used_bytes,
+            unleased_bytes=footprint.unleased_bytes,
+            leases=footprint.leases,
+            pool_keys=footprint.pool_keys,
+            breaker=self._overseer.breaker,
+            headroom_bytes=self._overseer.headroom_bytes,
+            fragmentation_ratio=self._overseer.fragmentation_ratio,
+            llama=limits if isinstance(limits, LlamaLimits) else None,
+            unet=limits if isinstance(limits, UnetLimits) else None,
+            totals=footprint.totals,
+        )
+
+    def _cancel(self, control: Control) -> CancelReply:
+        if control.lease is None:
+            raise InvalidRequest("control: cancel needs the lease's id", param="lease")
+        outcome: CancelOutcome = self._engine.cancel(control.lease)
+        return CancelReply(outcome)

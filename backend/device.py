@@ -1,0 +1,65 @@
+"""Which device an engine runs on, and the card behind it."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from common.errors import SettingsError
+from common.readings import Card, HostCard, NvmlCard, host_total_bytes
+from common.settings import Settings
+
+
+def pick(settings: Settings) -> torch.device:
+    """The device that ``card.device`` names; raises SettingsError when torch cannot see it."""
+    wanted = settings.card.device
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise SettingsError(
+            f"card.device: {wanted!r} asked for, but this torch ({torch.__version__}) sees no CUDA device"
+        )
+    if wanted in ("auto", "cuda"):
+        return torch.device("cuda", torch.cuda.current_device())
+    for index in range(torch.cuda.device_count()):
+        if wanted in (str(index), uuid_of(torch.device("cuda", index))):
+            return torch.device("cuda", index)
+    raise SettingsError(f"card.device: torch sees no device {wanted!r}")
+
+
+def uuid_of(device: torch.device) -> str:
+    """UUID in NVML's spelling, ``GPU-…`` (or ``MIG-…``)."""
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def label(device: torch.device) -> str:
+    """``cpu`` or ``cuda:<uuid>``."""
+    return f"cuda:{uuid_of(device)}" if device.type == "cuda" else "cpu"
+
+
+def open_card(settings: Settings, device: torch.device) -> Card:
+    """The card behind `device`; on the CPU a slice of host memory shared with the other engines' processes."""
+    if device.type == "cuda":
+        import pynvml
+
+        pynvml.nvmlInit()
+        return NvmlCard(pynvml, uuid_of(device))
+    folder = settings.state.dir.expanduser() / "engines"
+    return HostCard(host_total_bytes(settings.card), lambda: _engine_pids(folder))
+
+
+def announce(settings: Settings, model: str) -> None:
+    """Writes this process's id where the other engines' host cards look for it."""
+    folder = settings.state.dir.expanduser() / "engines"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / f"{model}.pid").write_text(str(os.getpid()), encoding="ascii")
+
+
+def _engine_pids(folder: Path) -> list[int]:
+    pids = []
+    for file in folder.glob("*.pid"):
+        text = file.read_text(encoding="ascii").strip()
+        if text.isdigit():
+            pids.append(int(text))
+    return pids

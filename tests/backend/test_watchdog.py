@@ -1,0 +1,79 @@
+import threading
+from collections.abc import Callable
+
+from backend.watchdog import Look, Watchdog
+from common.readings import Reading, Readings
+from common.wire import Breaker
+
+TOTAL_BYTES, MARGIN_BYTES = 1000, 90
+
+
+class Bench:
+    """A card, an allocator and a clock that the test sets by hand."""
+
+    name = "bench"
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.free_bytes: int | None = TOTAL_BYTES
+        self.cached_bytes = 0
+        readings = Readings(self, lambda: self.now_s, poll_s=0.2, stale_polls=5)
+        self.watchdog = Watchdog(readings, MARGIN_BYTES, self.look, self.reclaim, poll_s=0.2)
+
+    def read(self) -> Reading | None:
+        if self.free_bytes is None:
+            return None
+        return Reading(TOTAL_BYTES, self.free_bytes, TOTAL_BYTES - self.free_bytes, 0, "host")
+
+    def look(self) -> Look:
+        return Look(self.cached_bytes, 0.0)
+
+    def reclaim(self) -> int:
+        given_bytes, self.cached_bytes = self.cached_bytes, 0
+        assert self.free_bytes is not None
+        self.free_bytes += given_bytes
+        return given_bytes
+
+    def breaker_at(self, free_bytes: int | None, cached_bytes: int = 0) -> Breaker:
+        self.now_s += 0.2
+        self.free_bytes, self.cached_bytes = free_bytes, cached_bytes
+        self.watchdog.poll()
+        return self.watchdog.breaker
+
+
+def test_the_breaker_opens_below_a_third_and_closes_above_two_thirds_of_the_margin() -> None:
+    bench = Bench()
+    assert bench.breaker_at(31) == Breaker.CLOSED
+    assert bench.breaker_at(29) == Breaker.OPEN
+    assert bench.breaker_at(59) == Breaker.OPEN
+    assert bench.breaker_at(61) == Breaker.CLOSED
+    assert bench.breaker_at(31) == Breaker.CLOSED
+
+
+def test_memory_the_allocator_only_caches_never_opens_the_breaker() -> None:
+    bench = Bench()
+    assert bench.breaker_at(5, cached_bytes=500) == Breaker.CLOSED
+    assert bench.watchdog.headroom_bytes == 505
+
+
+def test_a_card_that_stops_answering_is_unknown_and_does_not_latch_the_breaker() -> None:
+    bench = Bench()
+    assert bench.breaker_at(29) == Breaker.OPEN
+    for _ in range(6):
+        bench.breaker_at(None)
+    assert bench.watchdog.headroom_bytes is None
+    assert bench.watchdog.breaker == Breaker.CLOSED
+
+
+def test_the_thread_polls_and_a_failing_poll_does_not_end_it() -> None:
+    bench, polled = Bench(), threading.Event()
+
+    def fail() -> None:
+        raise OSError("a reading failed")
+
+    faults: list[Callable[[], None]] = [fail, polled.set]
+    watchdog = Watchdog(Readings(bench, lambda: 0.0, 0.001, 5), MARGIN_BYTES, bench.look, bench.reclaim, 0.001)
+    watchdog.on_poll = lambda: faults.pop(0)() if faults else None
+    watchdog.start()
+    assert polled.wait(5.0)
+    watchdog.close()
