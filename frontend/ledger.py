@@ -17,6 +17,7 @@ from common.errors import NotReady, VramgateError
 from common.wire import Statement
 from estimator.price import Price
 from frontend.account import Account, AccountView, Demand
+from frontend.forecast import End
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -69,7 +70,7 @@ class Ledger:
         self._cancel_s = cancel_s
         self._accounts: dict[str, Account] = {}
         self._leases: dict[str, Lease] = {}
-        self._ends: list[tuple[float, str]] = []
+        self._ends: list[End] = []
         self._boot_ids: dict[str, str] = {}
 
     def set_capacity(self, account: str, capacity_bytes: int) -> None:
@@ -144,7 +145,7 @@ class Ledger:
         for account, need_bytes in lines.items():
             self._accounts[account].held_bytes += need_bytes
         self._leases[lease.id] = lease
-        insort(self._ends, (end_s, lease.id))
+        insort(self._ends, (end_s, lease.id, lines))
         return lease
 
     def start(self, lease_id: str) -> bool:
@@ -163,7 +164,7 @@ class Ledger:
         end_s = min(lease.expected_end_s, self._clock() + self._cancel_s)
         self._forget_end(lease)
         self._leases[lease_id] = replace(lease, state=LeaseState.ABANDONED, expected_end_s=end_s)
-        insort(self._ends, (end_s, lease_id))
+        insort(self._ends, (end_s, lease_id, lease.lines))
         return True
 
     def settle(self, lease_id: str, statement: Statement | None = None) -> bool:
@@ -197,9 +198,9 @@ class Ledger:
         """All leases that have not ended, or those in one state, oldest first."""
         return tuple(lease for lease in self._leases.values() if state is None or lease.state is state)
 
-    def ends(self) -> Iterator[tuple[float, Mapping[str, int]]]:
-        """When each lease is expected to end and what that frees, soonest first."""
-        return ((end_s, self._leases[lease_id].lines) for end_s, lease_id in self._ends)
+    def ends(self) -> Iterator[End]:
+        """The expected ends of all leases, soonest first; not to be read on after a change."""
+        return iter(self._ends)
 
     def check(self) -> None:
         """Adds everything up again from the leases; raises LedgerError with the whole equation if it does not hold."""
@@ -208,7 +209,7 @@ class Ledger:
             for account, need_bytes in lease.lines.items():
                 sums[account] = sums.get(account, 0) + need_bytes
         booked = {name: account.held_bytes for name, account in self._accounts.items()}
-        ends = sorted((lease.expected_end_s, lease.id) for lease in self._leases.values())
+        ends = sorted((lease.expected_end_s, lease.id, lease.lines) for lease in self._leases.values())
         if sums != booked or ends != self._ends or any(held_bytes < 0 for held_bytes in booked.values()):
             raise LedgerError("the ledger does not balance:\n" + self.equation())
 
@@ -237,7 +238,7 @@ class Ledger:
             self._accounts[account].held_bytes -= need_bytes
 
     def _forget_end(self, lease: Lease) -> None:
-        del self._ends[bisect_left(self._ends, (lease.expected_end_s, lease.id))]
+        del self._ends[bisect_left(self._ends, (lease.expected_end_s, lease.id, lease.lines))]
 
     def _released(self) -> None:
         for wake in self.on_release:
