@@ -29,8 +29,9 @@ Arrays = Mapping[str, NDArray[Any]]
 class Adapter(Protocol[Request, Result]):
     """What is particular to one model: its inputs, its outputs, its way of answering."""
 
-    inputs: tuple[str, ...]
-    """Names of the input tensors, `lease` and `control` aside."""
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the input tensors, `lease` and `control` aside."""
 
     @property
     def engine(self) -> Engine[Request, Result]:
