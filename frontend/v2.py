@@ -9,18 +9,17 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
 from common.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestError, UnsupportedMedia, UpstreamBroken
-from frontend.v2_tensor import Form, Input, Output, Parameters
+from frontend.forms import Form, parse_json
+from frontend.v2_tensor import Input, Output, Parameters
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_HEADER_BYTES = 4 * 2**20
 """Longest JSON header: parsing holds up everyone else, and large tensors have the binary form."""
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class Header(Form):
@@ -97,7 +96,12 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
     """
     view = memoryview(body)
     length = len(view) if header_length is None else _parse_length(header_length, len(view))
-    header = parse_json(Header, view[:length])
+    if length > MAX_HEADER_BYTES:
+        raise BodyTooLarge(
+            f"the JSON has {length} bytes, at most {MAX_HEADER_BYTES} are read: send large tensors as binary data",
+            numbers={"max_header_bytes": MAX_HEADER_BYTES},
+        )
+    header = parse_json(bytes(view[:length]), Header)
     if len({tensor.name for tensor in header.inputs}) != len(header.inputs):
         raise InvalidRequest("an input is given twice", param="inputs")
     if len({output.name for output in header.outputs}) != len(header.outputs):
@@ -107,29 +111,6 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
         if any(key.startswith("shared_memory") for key in tensor.parameters):
             raise Forbidden(f"{tensor.name!r}: shared memory is not for clients; send and receive the tensor itself")
     return InferRequest(header, _cut(header.inputs, view[length:]), view[length:])
-
-
-def parse_json(form: type[Model], text: bytes | memoryview) -> Model:
-    """`text` as a value of the pydantic model `form`.
-
-    Raises InvalidRequest naming the first key that is wrong, BodyTooLarge (over 4 MiB).
-    """
-    if len(text) > MAX_HEADER_BYTES:
-        raise BodyTooLarge(
-            f"the JSON has {len(text)} bytes, at most {MAX_HEADER_BYTES} are read: send large tensors as binary data",
-            numbers={"max_header_bytes": MAX_HEADER_BYTES},
-        )
-    try:
-        return form.model_validate_json(bytes(text))
-    except ValidationError as error:
-        raise explain(error) from None
-
-
-def explain(error: ValidationError) -> InvalidRequest:
-    """The first thing that pydantic found wrong, with the key's path and never with the value."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return InvalidRequest(f"{where}: {first['msg']}" if where else first["msg"], param=where or None)
 
 
 def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memoryview]:
