@@ -1,0 +1,215 @@
+"""What the frontend knows of the engines, by asking each of them again and again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from common.errors import NotReady, RequestError, UpstreamBroken
+from common.wire import Breaker, EngineStatus, LlamaLimits, UnetLimits
+from frontend.abandoned import Abandoned
+from frontend.admission import Admission
+from frontend.ledger import Ledger
+from frontend.triton import Triton
+
+LOG = logging.getLogger(__name__)
+
+MODELS = ("llama", "unet")
+MISSES = 3
+"""Polls without an answer, one after the other, that make an engine not ready."""
+QUICK_S = 0.1
+"""Between polls while a lease waits for its work to end, or an answer has just failed to come."""
+SLOWEST_S = 2.0
+RETRY_S = 1.0
+"""What a client is told to wait for an engine that is not ready."""
+
+
+@dataclass
+class _Watch:
+    """One engine as last seen."""
+
+    model: str
+    status: EngineStatus | None = None
+    misses: int = 0
+    trouble: str = "it has not answered yet"
+    orphans: frozenset[str] = frozenset()
+    """Leases it holds for a frontend that was here before this one."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def lost(self) -> bool:
+        """Whether what was last seen says nothing about now."""
+        return self.status is None or self.misses >= MISSES
+
+
+class Engines:
+    """Polls every engine: keeps the ledger's capacities, ends abandoned leases, voids those of dead processes."""
+
+    def __init__(
+        self,
+        triton: Triton,
+        ledger: Ledger,
+        admission: Admission,
+        poll_s: float = 0.5,
+        models: Sequence[str] = MODELS,
+        factors: Mapping[str, float] | None = None,
+    ) -> None:
+        """`factors`: account -> what its capacity is multiplied by (oversubscription)."""
+        self.on_void: list[Callable[[tuple[str, ...]], None]] = []
+        """Called with the ids of leases whose engine process is gone."""
+        self._triton = triton
+        self._ledger = ledger
+        self._admission = admission
+        self._poll_s = poll_s
+        self._factors = dict(factors or {})
+        self._abandoned = Abandoned(triton, ledger)
+        self._watches = {model: _Watch(model) for model in models}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped = ""
+
+    async def start(self) -> None:
+        """Begins to poll; does not wait for an answer."""
+        self._tasks = [
+            asyncio.create_task(self._run(watch), name=f"poll {watch.model}") for watch in self._watches.values()
+        ]
+
+    async def close(self) -> None:
+        """Ends the polling."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._abandoned.close()
+
+    def stop(self, reason: str) -> None:
+        """Not ready from now on, and nothing new is admitted; what runs goes on."""
+        self._stopped = reason
+        self._gate()
+
+    def status(self, model: str) -> EngineStatus:
+        """What the engine last said; raises NotReady where it has not answered (for several polls)."""
+        watch = self._watches[model]
+        if watch.status is None or watch.lost:
+            raise NotReady(f"{model} is not ready: {watch.trouble}", retry_after_s=RETRY_S)
+        return watch.status
+
+    def require(self, model: str) -> EngineStatus:
+        """The same of an engine that takes work now; raises NotReady with its reason."""
+        status = self.status(model)
+        if not status.ready:
+            raise NotReady(f"{model} is not ready: {status.reason}", retry_after_s=RETRY_S)
+        return status
+
+    def llama_limits(self) -> LlamaLimits:
+        """What the language model accepts; raises NotReady."""
+        limits = self.status("llama").llama
+        if limits is None:
+            raise NotReady("llama is not ready: it does not say what it accepts", retry_after_s=RETRY_S)
+        return limits
+
+    def unet_limits(self) -> UnetLimits:
+        """What the segmentation model accepts; raises NotReady."""
+        limits = self.status("unet").unet
+        if limits is None:
+            raise NotReady("unet is not ready: it does not say what it accepts", retry_after_s=RETRY_S)
+        return limits
+
+    def ready(self) -> tuple[bool, dict[str, str]]:
+        """Whether everything takes work, and what does not: name -> reason."""
+        reasons = {"server": self._stopped} if self._stopped else {}
+        for watch in self._watches.values():
+            if watch.status is None or watch.lost:
+                reasons[watch.model] = watch.trouble
+            elif not watch.status.ready:
+                reasons[watch.model] = watch.status.reason or "it says so"
+            elif watch.status.breaker is Breaker.OPEN:
+                reasons[watch.model] = "its breaker is open"
+        return not reasons, reasons
+
+    def abandon(self, lease_id: str) -> None:
+        """Nobody waits for this lease's work any more: it is cancelled, and settled when it has ended. Never waits."""
+        lease = self._ledger.lease(lease_id)
+        if lease is not None:
+            self._abandoned.add(lease_id)
+            self._watches[lease.model].wake.set()
+
+    async def drain(self, limit_s: float) -> None:
+        """Waits until the work of every abandoned lease has ended, at most `limit_s` seconds."""
+        released = asyncio.Event()
+        self._ledger.on_release.append(released.set)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while any(self._abandoned.of(model) for model in self._watches):
+                    released.clear()
+                    await released.wait()
+        self._ledger.on_release.remove(released.set)
+
+    async def _run(self, watch: _Watch) -> None:
+        while True:
+            await self._poll(watch)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s(watch)):
+                    await watch.wake.wait()
+            watch.wake.clear()
+
+    async def _poll(self, watch: _Watch) -> None:
+        asked_in = self._abandoned.next_round()
+        try:
+            status = await self._triton.status(watch.model)
+            self._take(watch, status)
+            self._abandoned.review(status, asked_in)
+        except RequestError as error:
+            self._miss(watch, error.message)
+        except Exception as error:  # whatever an engine answers, the others and the next answer must still be heard
+            LOG.exception("the status of %s cannot be used", watch.model)
+            self._miss(watch, f"its status cannot be used: {type(error).__name__}")
+        self._gate()
+
+    def _pause_s(self, watch: _Watch) -> float:
+        if watch.lost:
+            return float(min(SLOWEST_S, self._poll_s * 2 ** min(8, max(0, watch.misses - MISSES))))
+        return QUICK_S if watch.misses or self._abandoned.of(watch.model) else self._poll_s
+
+    def _miss(self, watch: _Watch, trouble: str) -> None:
+        watch.misses += 1
+        watch.trouble = trouble
+        if watch.misses == MISSES:
+            LOG.warning("%s is not ready: %s", watch.model, trouble)
+
+    def _take(self, watch: _Watch, status: EngineStatus) -> None:
+        if status.model != watch.model:
+            raise UpstreamBroken(f"{status.model!r} answers in its place")
+        if watch.status is None or watch.status.boot_id != status.boot_id:
+            self._meet(watch, status)
+        if watch.lost:
+            LOG.info("%s answers: device %s, boot %s", watch.model, status.device, status.boot_id)
+        watch.status, watch.misses = status, 0
+        held = {lease.id: lease.held_bytes for lease in status.leases}
+        watch.orphans &= held.keys()
+        factor = self._factors.get(status.account, 1.0)
+        self._ledger.set_capacity(status.account, int(status.capacity_bytes * factor))
+        orphaned_bytes = sum(held[lease_id] for lease_id in watch.orphans)
+        self._ledger.report_unleased(status.account, status.unleased_bytes + orphaned_bytes)
+
+    def _meet(self, watch: _Watch, status: EngineStatus) -> None:
+        """A process that was not there before: what the last one held is gone, what it holds itself is not ours."""
+        void = self._ledger.void(status.model, status.boot_id)
+        watch.orphans = frozenset(lease.id for lease in status.leases if self._ledger.lease(lease.id) is None)
+        if void:
+            LOG.warning("%s was restarted: %d leases are void", watch.model, len(void))
+            for tell in self.on_void:
+                tell(void)
+
+    def _gate(self) -> None:
+        """Admission is closed while the server stops, and while any breaker is open: all engines share the card."""
+        tripped = [
+            watch.model
+            for watch in self._watches.values()
+            if not watch.lost and watch.status is not None and watch.status.breaker is Breaker.OPEN
+        ]
+        if self._stopped:
+            self._admission.close(self._stopped)
+        elif tripped:
+            self._admission.close(f"the card is nearly full: the breaker of {' and '.join(tripped)} is open")
+        elif self._admission.closed is not None:
+            self._admission.open()

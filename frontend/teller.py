@@ -1,0 +1,253 @@
+"""The teller: the life of a request, from its price to its statement."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalFault,
+    NotReady,
+    RequestError,
+    UpstreamBroken,
+)
+from common.settings import Settings
+from common.wire import UNET_CANVAS, Statement
+from common.wire import Lease as WireLease
+from estimator import llama, unet
+from estimator.price import Price
+from frontend import record
+from frontend.admission import Admission
+from frontend.engines import Engines
+from frontend.journal import Entry, Journal
+from frontend.ledger import Clock, Lease, Ledger
+from frontend.metrics import Metrics
+from frontend.pace import Pace
+from frontend.runs import ImageJob, ImageResult, TextChunk, TextJob, TextRun
+from frontend.triton import Triton, strictly
+
+__all__ = ["Held", "ImageJob", "ImageResult", "Teller", "TextChunk", "TextJob", "TextRun"]
+
+LOG = logging.getLogger(__name__)
+
+GUESSED_TOKENS_PER_S = 20.0
+GUESSED_PIXELS_PER_S = 200_000.0
+"""Guesses until the first statement: a small model on two CPU cores."""
+
+
+@dataclass
+class Held:
+    """A lease in use: send `wire` with the work, and put the engine's statement here when it has come."""
+
+    lease: Lease
+    wire: WireLease
+    statement: Statement | None = None
+    limit: asyncio.Timeout | None = None
+    """Runs out at the deadline, or when the work has no engine any more."""
+    void: bool = False
+
+    def expire(self) -> None:
+        """The engine process that held it is gone."""
+        self.void = True
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+
+class Teller:
+    """Prices, admits, runs and settles; every route that costs bytes goes through it."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        admission: Admission,
+        ledger: Ledger,
+        triton: Triton,
+        journal: Journal,
+        metrics: Metrics,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        self._engines = engines
+        self._admission = admission
+        self._ledger = ledger
+        self._triton = triton
+        self._journal = journal
+        self._metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._paces = {"llama": Pace(GUESSED_TOKENS_PER_S), "unet": Pace(GUESSED_PIXELS_PER_S)}
+        self._live: dict[str, Held] = {}
+        self._pumps: set[asyncio.Task[None]] = set()
+        engines.on_void.append(self._expire)
+
+    def price_text(self, job: TextJob) -> Price:
+        """What the job will add while it runs; raises NotReady while the engine has not said what a page costs."""
+        return llama.price_request(self._engines.llama_limits(), len(job.prompt_ids), job.max_tokens, job.n)
+
+    def price_image(self, job: ImageJob) -> Price:
+        """What the job will add while it runs; raises NotReady while the engine has not said how it tiles."""
+        encoded_bytes = len(job.encoded or b"")
+        return unet.price_request(self._engines.unet_limits(), job.height, job.width, encoded_bytes, job.probabilities)
+
+    def expected_s(self, model: str, units: float) -> float:
+        """Seconds that so many output tokens (llama) or pixels (unet) are expected to take."""
+        return self._paces[model].expected_s(units)
+
+    async def generate(self, job: TextJob, timeout_s: float) -> TextRun:
+        """Starts a text request; returns when the engine has it.
+
+        `timeout_s` covers waiting and running. Raises RequestError, and then nothing runs.
+        """
+        run = TextRun(self.price_text(job))
+        run.task = asyncio.create_task(self._pump(run, job, timeout_s), name="text run")
+        self._pumps.add(run.task)
+        run.task.add_done_callback(self._pumps.discard)
+        try:
+            await run.started
+        except BaseException:
+            run.task.cancel()
+            raise
+        return run
+
+    async def segment(self, job: ImageJob, timeout_s: float) -> ImageResult:
+        """Runs an image request; `timeout_s` covers waiting and running. Raises RequestError."""
+        price = self.price_image(job)
+        expected_s = self.expected_s("unet", job.height * job.width)
+        canvas_bytes = price.by_account().get(UNET_CANVAS, 0)
+        async with self.hold("unet", price, timeout_s, expected_s, canvas_bytes=canvas_bytes) as held:
+            lease = np.array([held.wire.to_json().encode()], dtype=np.object_)
+            outputs = ["mask", "statement"] + ["probabilities"] * job.probabilities
+            arrays = await self._triton.infer("unet", job.inputs() | {"lease": lease}, outputs)
+            held.statement = read_statement(arrays["statement"].flat[0])
+        return ImageResult(arrays["mask"], arrays.get("probabilities"), held.statement, price)
+
+    @asynccontextmanager
+    async def hold(
+        self,
+        model: str,
+        price: Price,
+        timeout_s: float,
+        expected_s: float | None = None,
+        *,
+        max_tokens: int | None = None,
+        canvas_bytes: int | None = None,
+    ) -> AsyncIterator[Held]:
+        """A lease for the time of the block, which sends the work and leaves the statement in :class:`Held`.
+
+        Leaving normally settles the lease; leaving in any other way, without a statement, abandons it and cancels the
+        work. Raises the refusal of admission before the block, and DeadlineExceeded after `timeout_s` in all.
+        """
+        note = record.current()
+        note.model, note.price_bytes = model, price.total_bytes
+        end_s = self._clock() + timeout_s
+        lease = await self._admit(model, price, timeout_s, min(timeout_s, expected_s or timeout_s))
+        left_s = max(0.0, end_s - self._clock())
+        held = Held(lease, WireLease(lease.id, lease.lines, left_s, max_tokens, canvas_bytes))
+        self._live[lease.id] = held
+        clean = False
+        try:
+            async with asyncio.timeout(left_s) as held.limit:
+                yield held
+            clean = True
+        except TimeoutError:
+            if held.limit is None or not held.limit.expired():
+                raise
+            raise _expiry(held, timeout_s) from None
+        finally:
+            del self._live[lease.id]
+            self._end(held, clean)
+
+    async def close(self, limit_s: float) -> None:
+        """Cancels every text run and waits for the end of all abandoned work, at most `limit_s` seconds."""
+        pumps = tuple(self._pumps)
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        await self._engines.drain(limit_s)
+
+    async def _admit(self, model: str, price: Price, wait_s: float, expected_s: float) -> Lease:
+        asked_s = self._clock()
+        try:
+            boot_id = self._engines.require(model).boot_id
+            lease = await self._admission.admit(model, price, boot_id, expected_s, wait_s)
+            if not self._ledger.start(lease.id):
+                raise NotReady(f"{model} was restarted while the request waited", retry_after_s=1.0)
+        except RequestError as error:
+            self._metrics.refused(error.kind.code)
+            raise
+        self._metrics.queue_waited(self._clock() - asked_s)
+        return lease
+
+    def _end(self, held: Held, clean: bool) -> None:
+        """Settles what has ended, abandons what may still run; never waits, so nothing can interrupt it."""
+        lease, statement = held.lease, held.statement
+        state = "void" if held.void else "settled" if clean or statement else "abandoned"
+        if state == "abandoned":
+            self._engines.abandon(lease.id)
+        else:
+            self._ledger.settle(lease.id, statement)
+        self._journal.append(Entry.of(lease, state, statement, time.time()))
+        if statement is not None:
+            self._metrics.price_error(lease.model, statement.held_bytes, statement.quoted_bytes)
+            units = statement.output_tokens or statement.pixels
+            self._paces[lease.model].observe(units, statement.queue_s + statement.run_s)
+
+    def _expire(self, lease_ids: tuple[str, ...]) -> None:
+        for lease_id in lease_ids:
+            if lease_id in self._live:
+                self._live[lease_id].expire()
+
+    async def _pump(self, run: TextRun, job: TextJob, timeout_s: float) -> None:
+        note = record.current()
+        try:
+            run.finish(await self._feed(run, job, timeout_s))
+        except asyncio.CancelledError:
+            note.outcome = Cancelled.kind.code
+            run.fail(Cancelled("the request was cancelled"))
+            raise
+        except RequestError as error:
+            note.outcome = error.kind.code
+            run.fail(error)
+        except Exception:
+            LOG.exception("a text run failed")
+            note.outcome = InternalFault.kind.code
+            run.fail(InternalFault("the answer could not be made"))
+
+    async def _feed(self, run: TextRun, job: TextJob, timeout_s: float) -> Statement:
+        began_s = self._clock()
+        silent = True
+        expected_s = self.expected_s("llama", job.n * job.max_tokens)
+        async with self.hold("llama", run.price, timeout_s, expected_s, max_tokens=job.max_tokens) as held:
+            run.lease_id = held.lease.id
+            inputs = job.inputs() | {"lease": held.wire.to_json()}
+            async with aclosing(self._triton.generate_stream("llama", inputs)) as events:
+                async for event in events:
+                    run.start()
+                    chunk = TextChunk.read(event)
+                    if chunk is not None:
+                        run.put(chunk)
+                    if chunk is not None and silent:
+                        silent = False
+                        self._metrics.first_token(self._clock() - began_s)
+                    if event.get("statement"):
+                        held.statement = read_statement(event["statement"])
+        if held.statement is None:
+            raise UpstreamBroken("the language model gave no statement")
+        return held.statement
+
+
+def read_statement(text: str | bytes) -> Statement:
+    """The statement in an engine's answer; raises UpstreamBroken if it is none."""
+    return strictly(Statement.from_json, text)
+
+
+def _expiry(held: Held, timeout_s: float) -> RequestError:
+    if held.void:
+        return UpstreamBroken(f"{held.lease.model} was restarted while it worked")
+    return DeadlineExceeded(f"not finished within {timeout_s:g} s")

@@ -1,0 +1,196 @@
+"""The only client of Triton.
+
+Triton's own HTTP statuses are not trusted: an error is whatever has the key ``error``, and its text says which one
+(:func:`common.errors.from_text`). Nothing here waits without a limit on the way in; how long an answer may take is the
+caller's deadline, and a cancelled caller closes its socket at once.
+"""
+
+import asyncio
+import io
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+from numpy.typing import NDArray
+from yarl import URL
+
+from common.errors import InternalFault, InvalidRequest, NotReady, RequestError, UpstreamBroken, from_text
+from common.wire import CancelOutcome, CancelReply, Control, EngineStatus, Op
+from frontend import tensors
+from frontend.sse import EventReader, parse_object
+
+ADMIN_HEADER = "x-vramgate-admin"
+CONNECT_S = 2.0
+CONTROL_S = 3.0
+"""An engine answers a control message within a step; longer means that it hangs."""
+LOAD_S = 600.0
+LARGE_BYTES = 2**18
+"""From this size on tensors are packed and unpacked in a thread."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of Triton, as it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Triton:
+    """Triton's HTTP port at `base_url` (``http://127.0.0.1:8000``)."""
+
+    def __init__(self, base_url: str, admin_key: str | None = None, control_s: float = CONTROL_S) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._admin = {ADMIN_HEADER: admin_key} if admin_key else {}
+        self._control_s = control_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Opens the pool of connections; on the event loop that will use it."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            skip_auto_headers=("Accept-Encoding", "User-Agent"),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        """Closes every connection; Triton's own shutdown waits for them."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def live(self) -> bool:
+        """Whether something answers that says it lives."""
+        try:
+            return (await self._bounded("GET", "/v2/health/live", None, CONTROL_S)).status == 200
+        except RequestError:
+            return False
+
+    async def load(self, model: str) -> None:
+        """Loads the model, or loads it again after its process has died; minutes."""
+        _object_of(await self._bounded("POST", f"/v2/repository/models/{model}/load", {}, LOAD_S, self._admin))
+
+    async def control(self, model: str, message: Control) -> str:
+        """The engine's answer to a control message, as JSON text."""
+        path = f"/v2/models/{model}/generate"
+        answer = _object_of(await self._bounded("POST", path, {"control": message.to_json()}, self._control_s))
+        text = answer.get("control")
+        if not isinstance(text, str):
+            raise UpstreamBroken(f"{model} did not answer the control message {message.op}")
+        return text
+
+    async def status(self, model: str) -> EngineStatus:
+        """What the engine says of itself."""
+        return strictly(EngineStatus.from_json, await self.control(model, Control(Op.STATUS)))
+
+    async def cancel(self, model: str, lease_id: str) -> CancelOutcome:
+        """Asks the engine to stop the work of a lease."""
+        return strictly(CancelReply.from_json, await self.control(model, Control(Op.CANCEL, lease_id))).outcome
+
+    async def generate_stream(self, model: str, inputs: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of one request, the last of them with a ``statement``.
+
+        Raises what the engine said, and UpstreamBroken where the stream breaks off. Close the iterator (or cancel the
+        task in it) to close the socket.
+        """
+        reader = EventReader()
+        complete = False
+        async with self._request("POST", f"/v2/models/{model}/generate_stream", json=dict(inputs)) as response:
+            if response.content_type != "text/event-stream":
+                _object_of(await _read(response))
+                raise UpstreamBroken(f"{model} did not answer with a stream")
+            async for data in response.content.iter_any():
+                for event in reader.feed(data):
+                    _raise_error(event, response.status)
+                    complete = complete or bool(event.get("statement"))
+                    yield event
+        if not complete:
+            raise UpstreamBroken(f"the answer of {model} broke off")
+
+    async def infer(
+        self, model: str, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]
+    ) -> dict[str, NDArray[Any]]:
+        """One inference with binary tensors; strings are object arrays of bytes. Raises what the engine said."""
+        size_bytes = sum(tensors.size_bytes(array) for array in inputs.values())
+        body, headers = await _maybe_in_thread(size_bytes, lambda: tensors.pack(inputs, outputs))
+        reply = await self.forward("POST", f"/v2/models/{model}/infer", headers, body)
+        if reply.status != 200:
+            raise _error_of(parse_object(reply.body), reply.status)
+        return await _maybe_in_thread(len(reply.body), lambda: tensors.unpack(reply.body, reply.headers, outputs))
+
+    async def forward(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> Reply:
+        """One request as it is, `path` already percent-encoded, and its answer as it is, errors included."""
+        data = io.BytesIO(body) if body else None
+        async with self._request(method, path, headers=headers, data=data) as response:
+            return await _read(response)
+
+    async def _bounded(
+        self, method: str, path: str, body: Any, limit_s: float, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
+        async with self._request(method, path, json=body, headers=headers, timeout=timeout) as response:
+            return await _read(response)
+
+    @asynccontextmanager
+    async def _request(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer whose body is still to be read; left early, its socket is closed, not kept."""
+        if self._session is None:
+            raise InternalFault("the client of the model server is not started")
+        url = URL(self._base_url + path, encoded=True)
+        try:
+            async with self._session.request(method, url, allow_redirects=False, **options) as response:
+                try:
+                    yield response
+                except BaseException:
+                    response.close()
+                    raise
+        except TimeoutError:
+            raise UpstreamBroken("the model server did not answer in time") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamBroken(f"the model server cannot be reached: {type(error).__name__}") from None
+
+
+async def _read(response: aiohttp.ClientResponse) -> Reply:
+    return Reply(response.status, response.headers, await response.read())
+
+
+def _object_of(reply: Reply) -> dict[str, Any]:
+    """The JSON object of an answer that has to be one; {} for an empty body. Raises what it says went wrong."""
+    answer = parse_object(reply.body) if reply.body or reply.status != 200 else {}
+    _raise_error(answer, reply.status)
+    return answer
+
+
+def _raise_error(answer: Mapping[str, Any], status: int) -> None:
+    if "error" in answer or status != 200:
+        raise _error_of(answer, status)
+
+
+def _error_of(answer: Mapping[str, Any], status: int) -> RequestError:
+    """The engine's own error; else by Triton's status, which is good for what it refused before the engine saw it."""
+    text = str(answer.get("error", f"HTTP status {status}"))
+    error = from_text(text)
+    if type(error) is UpstreamBroken and status == 503:
+        return NotReady(f"the model server is not ready: {text}", retry_after_s=1.0)
+    return error
+
+
+def strictly(read: Callable[[str | bytes], Answer], text: str | bytes) -> Answer:
+    """An engine's answer read by the wire's rules; what does not keep to them is the engine's fault, not a caller's."""
+    try:
+        return read(text)
+    except InvalidRequest as error:
+        raise UpstreamBroken(f"an engine's answer is not understood: {error.message}") from None
+
+
+async def _maybe_in_thread(size_bytes: int, work: Callable[[], Answer]) -> Answer:
+    return await asyncio.to_thread(work) if size_bytes >= LARGE_BYTES else work()
