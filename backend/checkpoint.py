@@ -94,13 +94,19 @@ def _check(file: Path, sha256: str) -> None:
 def convert(gguf: Path, folder: Path) -> None:
     """Writes the model of `gguf`, dequantised to float32, with its tokenizer and chat template, into `folder`."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ.setdefault("TQDM_DISABLE", "" if sys.stderr.isatty() else "1")
     import torch
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     source, name = str(gguf.parent), gguf.name
     tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
+    # The file says "smollm": every digit is a token of its own. The library reads the vocabulary, not this rule.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     quantization = GgufConfig(gguf_file=name, dequantize=True)
     model = AutoModelForCausalLM.from_pretrained(
         source, gguf_file=name, dtype=torch.float32, quantization_config=quantization
