@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from common.errors import NotReady, RequestError, UpstreamBroken
 from common.wire import Breaker, EngineStatus, LlamaLimits, UnetLimits
+from frontend import faults
 from frontend.abandoned import Abandoned
 from frontend.admission import Admission
 from frontend.ledger import Ledger
@@ -161,7 +162,7 @@ class Engines:
         except RequestError as error:
             self._miss(watch, error.message)
         except Exception as error:  # whatever an engine answers, the others and the next answer must still be heard
-            LOG.exception("the status of %s cannot be used", watch.model)
+            LOG.error("the status of %s cannot be used: %s", watch.model, faults.describe(error))
             self._miss(watch, f"its status cannot be used: {type(error).__name__}")
         self._gate()
 

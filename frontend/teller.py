@@ -22,7 +22,7 @@ from common.wire import UNET_CANVAS, Statement
 from common.wire import Lease as WireLease
 from estimator import llama, unet
 from estimator.price import Price
-from frontend import record
+from frontend import faults, record
 from frontend.admission import Admission
 from frontend.engines import Engines
 from frontend.journal import Entry, Journal
@@ -214,8 +214,8 @@ class Teller:
         except RequestError as error:
             note.outcome = error.kind.code
             run.fail(error)
-        except Exception:
-            LOG.exception("a text run failed")
+        except Exception as error:
+            LOG.error("a text run failed: %s", faults.describe(error))
             note.outcome = InternalFault.kind.code
             run.fail(InternalFault("the answer could not be made"))
 

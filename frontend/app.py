@@ -1,0 +1,35 @@
+"""The web application: which middlewares, which routes, which services."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from common.settings import Settings
+from frontend import refusals
+from frontend.envelope import Envelope
+from frontend.limits import Backstop, BodyLimit
+from frontend.services import Services, open_services
+
+
+def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+    """The application; it opens and closes its services itself, unless it is given some that are the caller's."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if services is not None:
+            yield
+            return
+        async with open_services(settings) as opened:
+            app.state.services = opened
+            yield
+
+    app = FastAPI(title="vramgate", lifespan=lifespan, redirect_slashes=False)
+    if services is not None:
+        app.state.services = services
+    # the last added is the outermost
+    app.add_middleware(BodyLimit, max_bytes=settings.server.max_body_bytes)
+    app.add_middleware(Backstop, max_requests=settings.server.max_connections)
+    app.add_middleware(Envelope)
+    refusals.install(app)
+    return app

@@ -1,0 +1,95 @@
+"""What a request may cost before anyone has looked at it: bytes of its body, and a place among those being served."""
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.errors import BodyTooLarge, NotReady
+from frontend.refusals import respond
+
+UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Must be answered above all when there is too much to do."""
+
+
+class BodyLimit:
+    """Answers 413 before a body of more than `max_bytes` is read whole, whether or not it says its length."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif _content_length(scope) > self._max_bytes:
+            await self._refuse(scope, receive, send)
+        else:
+            await self._count(scope, receive, send)
+
+    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read_bytes = 0
+        over = started = False
+
+        async def counted() -> Message:
+            nonlocal read_bytes, over
+            message = await receive()
+            read_bytes += len(message.get("body", b""))
+            if read_bytes > self._max_bytes:
+                over = True
+                raise self._error()
+            return message
+
+        async def passed_on(message: Message) -> None:
+            """The app's answer, unless it is only what it makes of a body that was cut off."""
+            nonlocal started
+            if started or not over:
+                started = True
+                await send(message)
+
+        try:
+            await self._app(scope, counted, passed_on)
+        except Exception:
+            if not over:
+                raise
+        if over and not started:
+            await self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(self._error(), scope["path"])(scope, receive, send)
+
+    def _error(self) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"the body has more than the {self._max_bytes} bytes that are accepted",
+            numbers={"max_body_bytes": self._max_bytes},
+        )
+
+
+class Backstop:
+    """Refuses the request that would be one too many at the same time; admission answers long before it."""
+
+    def __init__(self, app: ASGIApp, max_requests: int) -> None:
+        self._app = app
+        self._max_requests = max_requests
+        self._serving = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http" or scope["path"] in UNCOUNTED:
+            await self._app(scope, receive, send)
+            return
+        if self._serving >= self._max_requests:
+            busy = NotReady(f"{self._serving} requests are being served already", retry_after_s=1.0)
+            await respond(busy, scope["path"])(scope, receive, send)
+            return
+        self._serving += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._serving -= 1
+
+
+def _content_length(scope: Scope) -> int:
+    """What the request says; 0 where it says nothing, or no number."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0

@@ -1,0 +1,81 @@
+"""The frontend's process: ``python -m frontend.serve``.
+
+On a stop signal readiness goes off and nothing new is admitted; answers that run may end within
+``server.shutdown_s``; what is left is cancelled, its leases are ended, and every connection to Triton is closed.
+"""
+
+import logging
+import math
+import signal
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from common import settings as settings_module
+from common.errors import SettingsError
+from common.settings import Settings
+from frontend.app import create_app
+
+KEEP_ALIVE_S = 5
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class Server(uvicorn.Server):
+    """uvicorn, whose stop begins with telling the services."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stops; a second Ctrl-C stops at once. The signal is not raised again, so the process ends with status 0."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends what runs, within the time for it."""
+        self._app.state.services.stop()
+        await super().shutdown(sockets)
+
+
+def main() -> int:
+    """Serves until a stop signal; 2 where the settings are wrong."""
+    try:
+        settings = settings_module.load()
+    except SettingsError as error:
+        print(f"vramgate: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(level=settings.log.level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    app = create_app(settings)
+    Server(configure(settings, app), app).run()
+    return 0
+
+
+def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
+    """One worker, because one process owns the ledger.
+
+    The connection limit is twice what the backstop serves at once: it answers in plain text, so it is only for floods
+    of idle connections.
+    """
+    return uvicorn.Config(
+        app,
+        host=settings.server.host,
+        port=settings.server.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=2 * settings.server.max_connections,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(settings.server.shutdown_s),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
