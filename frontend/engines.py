@@ -182,15 +182,15 @@ class Engines:
             raise UpstreamBroken(f"{status.model!r} answers in its place")
         if watch.status is None or watch.status.boot_id != status.boot_id:
             self._meet(watch, status)
-        if watch.lost:
-            LOG.info("%s answers: device %s, boot %s", watch.model, status.device, status.boot_id)
-        watch.status, watch.misses = status, 0
         held = {lease.id: lease.held_bytes for lease in status.leases}
         watch.orphans &= held.keys()
         factor = self._factors.get(status.account, 1.0)
         self._ledger.set_capacity(status.account, int(status.capacity_bytes * factor))
         orphaned_bytes = sum(held[lease_id] for lease_id in watch.orphans)
         self._ledger.report_unleased(status.account, status.unleased_bytes + orphaned_bytes)
+        if watch.lost:
+            LOG.info("%s answers: device %s, boot %s", watch.model, status.device, status.boot_id)
+        watch.status, watch.misses = status, 0
 
     def _meet(self, watch: _Watch, status: EngineStatus) -> None:
         """A process that was not there before: what the last one held is gone, what it holds itself is not ours."""
