@@ -15,9 +15,9 @@ from pydantic import Field
 
 from common.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestError, UnsupportedMedia, UpstreamBroken
 from frontend.forms import Form, parse_json
+from frontend.tensors import HEADER_LENGTH
 from frontend.v2_tensor import Input, Output, Parameters
 
-HEADER_LENGTH = "Inference-Header-Content-Length"
 MAX_HEADER_BYTES = 4 * 2**20
 """Longest JSON header: parsing holds up everyone else, and large tensors have the binary form."""
 
@@ -45,6 +45,11 @@ class InferRequest:
     def inputs(self) -> dict[str, Input]:
         """Input by name."""
         return {tensor.name: tensor for tensor in self.header.inputs}
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors that it mentions, in and out."""
+        return [tensor.name for tensor in self.header.inputs] + [output.name for output in self.header.outputs]
 
     @property
     def binary_by_default(self) -> bool:

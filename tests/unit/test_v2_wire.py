@@ -15,6 +15,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from common.errors import BodyTooLarge, Forbidden, InvalidRequest, NotNow, UnsupportedMedia, UpstreamBroken
 from frontend import v2, v2_tensor
+from frontend.tensors import HEADER_LENGTH
 
 NUMBERS = st.one_of(
     st.just(np.dtype(np.bool_)),
@@ -99,7 +100,7 @@ def test_tritonclient_reads_every_answer(tensors: Sequence[tuple[Any, bool]]) ->
             output["data"] = array.ravel().tolist()
         outputs.append(output)
     answer = v2.join({"model_name": "unet", "outputs": outputs}, pieces or None)
-    length = answer.headers.get(v2.HEADER_LENGTH)
+    length = answer.headers.get(HEADER_LENGTH)
     result = triton.InferenceServerClient.parse_response_body(
         answer.body, header_length=None if length is None else int(length)
     )
@@ -116,7 +117,7 @@ def test_tritonclient_reads_every_string_answer(strings: list[bytes]) -> None:
     output = {"name": "s", "shape": [len(strings)], "datatype": "BYTES", "parameters": {"binary_data_size": len(raw)}}
     answer = v2.join({"outputs": [output]}, [raw])
     result = triton.InferenceServerClient.parse_response_body(
-        answer.body, header_length=int(answer.headers[v2.HEADER_LENGTH])
+        answer.body, header_length=int(answer.headers[HEADER_LENGTH])
     )
     assert result.as_numpy("s").tolist() == strings
 
