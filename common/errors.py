@@ -8,7 +8,8 @@
         ├── InvalidRequest      400  malformed, out of range, unknown field
         ├── Unauthenticated     401  no key, or a wrong one
         ├── Forbidden           403  not for clients
-        ├── NotFound            404  no such model or route
+        ├── NotFound            404  no such route or object
+        │   └── ModelNotFound   404  no such model
         ├── MethodNotAllowed    405  the route exists, the verb does not
         ├── NeverFits           413  priced above the account's capacity
         ├── BodyTooLarge        413  more bytes than the route accepts
@@ -117,9 +118,15 @@ class Forbidden(RequestError):
 
 
 class NotFound(RequestError):
-    """No such model, route or object."""
+    """No such route or object."""
 
     kind = Kind(404, "invalid_request_error", "not_found", "NOT_FOUND", "NOT_FOUND")
+
+
+class ModelNotFound(NotFound):
+    """No such model."""
+
+    kind = Kind(404, "invalid_request_error", "model_not_found", "NOT_FOUND", "MODEL_NOT_FOUND")
 
 
 class MethodNotAllowed(RequestError):
@@ -185,6 +192,7 @@ REQUEST_ERRORS: tuple[type[RequestError], ...] = (
     Unauthenticated,
     Forbidden,
     NotFound,
+    ModelNotFound,
     MethodNotAllowed,
     NeverFits,
     BodyTooLarge,
@@ -196,7 +204,7 @@ REQUEST_ERRORS: tuple[type[RequestError], ...] = (
     NotReady,
     DeadlineExceeded,
 )
-"""Every leaf of the tree, in the order of their HTTP status."""
+"""Everything a request can be answered with, in the order of the HTTP status."""
 
 _BY_PREFIX = {cls.kind.prefix: cls for cls in REQUEST_ERRORS}
 _BY_STATUS = {cls.kind.http_status: cls for cls in reversed(REQUEST_ERRORS)}
