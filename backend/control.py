@@ -28,6 +28,10 @@ class Overseer(Protocol):
         """None when unknown."""
 
     @property
+    def card_bytes(self) -> int | None:
+        """Size of the card; None when unknown."""
+
+    @property
     def fragmentation_ratio(self) -> float:
         """Of the allocator's free bytes."""
 
@@ -81,6 +85,7 @@ class Desk:
             llama=limits if isinstance(limits, LlamaLimits) else None,
             unet=limits if isinstance(limits, UnetLimits) else None,
             totals=footprint.totals,
+            card_bytes=self._overseer.card_bytes,
         )
 
     def _cancel(self, control: Control) -> CancelReply:

@@ -56,6 +56,12 @@ class Watchdog:
         return latest.free_bytes + self.last_look.free_segments_bytes
 
     @property
+    def card_bytes(self) -> int | None:
+        """Size of the card; None while it has never answered."""
+        latest = self._readings.latest
+        return latest.total_bytes if latest is not None else None
+
+    @property
     def fragmentation_ratio(self) -> float:
         """Of the allocator's free bytes at the last poll."""
         return self.last_look.fragmentation_ratio

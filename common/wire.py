@@ -228,3 +228,5 @@ class EngineStatus(_Wire):
     unet: UnetLimits | None = None
     totals: Mapping[str, int] = field(default_factory=dict)
     """Counters since boot: requests, tokens, tiles, cancels, failures."""
+    card_bytes: int | None = None
+    """Size of the card, or of the slice of host memory; None when it is unknown."""

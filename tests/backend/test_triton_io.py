@@ -153,6 +153,7 @@ class Overseer:
     breaker: Breaker = Breaker.CLOSED
     headroom_bytes: int | None = 5
     fragmentation_ratio: float = 0.25
+    card_bytes: int | None = 10
 
 
 @pytest.fixture
