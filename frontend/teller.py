@@ -117,6 +117,12 @@ class Teller:
 
     async def segment(self, job: ImageJob, timeout_s: float) -> ImageResult:
         """Runs an image request; `timeout_s` covers waiting and running. Raises RequestError."""
+        async with self.segmenting(job, timeout_s) as result:
+            return result
+
+    @asynccontextmanager
+    async def segmenting(self, job: ImageJob, timeout_s: float) -> AsyncIterator[ImageResult]:
+        """The same, with the lease held for the time of the block: what is made of the mask is paid for until then."""
         price = self.price_image(job)
         expected_s = self.expected_s("unet", job.height * job.width)
         canvas_bytes = price.by_account().get(UNET_CANVAS, 0)
@@ -125,7 +131,7 @@ class Teller:
             outputs = ["mask", "statement"] + ["probabilities"] * job.probabilities
             arrays = await self._triton.infer("unet", job.inputs() | {"lease": lease}, outputs)
             held.statement = read_statement(arrays["statement"].flat[0])
-        return ImageResult(arrays["mask"], arrays.get("probabilities"), held.statement, price)
+            yield ImageResult(arrays["mask"], arrays.get("probabilities"), held.statement, price)
 
     @asynccontextmanager
     async def hold(

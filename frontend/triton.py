@@ -75,12 +75,12 @@ class Triton:
 
     async def load(self, model: str) -> None:
         """Loads the model, or loads it again after its process has died; minutes."""
-        _object_of(await self._bounded("POST", f"/v2/repository/models/{model}/load", {}, LOAD_S, self._admin))
+        object_of(await self._bounded("POST", f"/v2/repository/models/{model}/load", {}, LOAD_S, self._admin))
 
     async def control(self, model: str, message: Control) -> str:
         """The engine's answer to a control message, as JSON text."""
         path = f"/v2/models/{model}/generate"
-        answer = _object_of(await self._bounded("POST", path, {"control": message.to_json()}, self._control_s))
+        answer = object_of(await self._bounded("POST", path, {"control": message.to_json()}, self._control_s))
         text = answer.get("control")
         if not isinstance(text, str):
             raise UpstreamBroken(f"{model} did not answer the control message {message.op}")
@@ -104,7 +104,7 @@ class Triton:
         complete = False
         async with self._request("POST", f"/v2/models/{model}/generate_stream", json=dict(inputs)) as response:
             if response.content_type != "text/event-stream":
-                _object_of(await _read(response))
+                object_of(await _read(response))
                 raise UpstreamBroken(f"{model} did not answer with a stream")
             async for data in response.content.iter_any():
                 for event in reader.feed(data):
@@ -163,7 +163,7 @@ async def _read(response: aiohttp.ClientResponse) -> Reply:
     return Reply(response.status, response.headers, await response.read())
 
 
-def _object_of(reply: Reply) -> dict[str, Any]:
+def object_of(reply: Reply) -> dict[str, Any]:
     """The JSON object of an answer that has to be one; {} for an empty body. Raises what it says went wrong."""
     answer = parse_object(reply.body) if reply.body or reply.status != 200 else {}
     _raise_error(answer, reply.status)

@@ -101,11 +101,7 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
     """
     view = memoryview(body)
     length = len(view) if header_length is None else _parse_length(header_length, len(view))
-    if length > MAX_HEADER_BYTES:
-        raise BodyTooLarge(
-            f"the JSON has {length} bytes, at most {MAX_HEADER_BYTES} are read: send large tensors as binary data",
-            numbers={"max_header_bytes": MAX_HEADER_BYTES},
-        )
+    refuse_long_json(length)
     header = parse_json(bytes(view[:length]), Header)
     if len({tensor.name for tensor in header.inputs}) != len(header.inputs):
         raise InvalidRequest("an input is given twice", param="inputs")
@@ -116,6 +112,15 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
         if any(key.startswith("shared_memory") for key in tensor.parameters):
             raise Forbidden(f"{tensor.name!r}: shared memory is not for clients; send and receive the tensor itself")
     return InferRequest(header, _cut(header.inputs, view[length:]), view[length:])
+
+
+def refuse_long_json(length: int) -> None:
+    """Raises BodyTooLarge if so many bytes of JSON are more than is read."""
+    if length > MAX_HEADER_BYTES:
+        raise BodyTooLarge(
+            f"the JSON has {length} bytes, at most {MAX_HEADER_BYTES} are read: send large tensors as binary data",
+            numbers={"max_header_bytes": MAX_HEADER_BYTES},
+        )
 
 
 def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memoryview]:

@@ -1,0 +1,95 @@
+"""``POST /v1/segment``: an image in, its mask out as a picture, as JSON, or painted on the image."""
+
+import asyncio
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from common import image_header
+from common.errors import InvalidRequest
+from common.image_header import ImageHeader
+from common.wire import UnetLimits
+from frontend import masks, picture
+from frontend.disconnect import unless_disconnected
+from frontend.runs import ImageJob, ImageResult
+from frontend.services import Services, deadline_s, services
+from frontend.upload import Form, Upload
+
+router = APIRouter()
+
+
+@router.post("/v1/segment")
+async def segment(request: Request, parts: Annotated[Services, Depends(services)]) -> Response:
+    """Mask of an uploaded PNG, JPEG or TIFF.
+
+    The image is the file field ``image`` of a form, or the whole body. ``format`` (form or query) is ``png``, ``json``
+    or ``overlay``; without it ``Accept`` decides between the first two. ``threshold`` replaces the model's own.
+    """
+    timeout_s = deadline_s(request, parts.settings)
+    limits = parts.engines.unet_limits()
+    upload = await Upload.read(request)
+    if upload.threshold is not None and limits.classes > 1:
+        raise InvalidRequest(
+            f"threshold: the model has {limits.classes} classes, the likeliest wins", param="threshold"
+        )
+    header = await asyncio.to_thread(image_header.read, upload.image, limits.max_pixels)
+    job = ImageJob(header.height, header.width, encoded=upload.image, threshold=upload.threshold)
+    return await unless_disconnected(request, _answer(parts, upload, header, job, limits, timeout_s))
+
+
+async def _answer(
+    parts: Services, upload: Upload, header: ImageHeader, job: ImageJob, limits: UnetLimits, timeout_s: float
+) -> Response:
+    """Draws while the lease is held: its host bytes are those of the decoded image, which the engine no longer has."""
+    async with parts.teller.segmenting(job, timeout_s) as result:
+        body = await asyncio.to_thread(_draw, upload, header, result, limits)
+    media_type = "application/json" if upload.form is Form.JSON else "image/png"
+    return Response(body, media_type=media_type, headers=_headers(header, result))
+
+
+def _draw(upload: Upload, header: ImageHeader, result: ImageResult, limits: UnetLimits) -> bytes:
+    """The body of the answer; blocking."""
+    if upload.form is Form.JSON:
+        return json.dumps(_describe(upload, header, result, limits), separators=(",", ":")).encode()
+    if upload.form is Form.OVERLAY:
+        return masks.to_overlay(picture.decode(upload.image), result.mask)
+    return masks.to_png(result.mask, limits.classes)
+
+
+def _describe(upload: Upload, header: ImageHeader, result: ImageResult, limits: UnetLimits) -> dict[str, Any]:
+    """The JSON answer; with several classes the first is the background, which every pixel of no other class is."""
+    named = limits.class_names if limits.classes == 1 else limits.class_names[1:]
+    areas = masks.areas(result.mask)
+    threshold = limits.default_threshold if upload.threshold is None else upload.threshold
+    return {
+        "model": "unet",
+        "width": header.width,
+        "height": header.height,
+        "threshold": threshold if limits.classes == 1 else None,
+        "image": {
+            "format": header.format,
+            "mode": header.mode,
+            "bit_depth": header.bit_depth,
+            "page": 1,
+            "pages": header.frames,
+        },
+        "classes": [
+            {
+                "id": index,
+                "name": name,
+                "area_pixels": int(areas[index]),
+                "rle": masks.to_rle(result.mask == index),
+            }
+            for index, name in enumerate(named, 1)
+        ],
+        "vram": result.vram(),
+        "statement": asdict(result.statement),
+    }
+
+
+def _headers(header: ImageHeader, result: ImageResult) -> dict[str, str]:
+    """What a picture cannot say: the bytes of the request, and which page of the file was read."""
+    told = {"lease": result.statement.lease, "page": f"1/{header.frames}"} | result.vram()
+    return {f"x-vramgate-{name.replace('_', '-')}": str(value) for name, value in told.items()}
