@@ -9,14 +9,13 @@ import importlib.util
 import os
 import shutil
 import sys
-import sysconfig
 from collections.abc import Mapping, Sequence
-from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import SettingsError
 from common.settings import Settings
+from frontend import interpreter
 
 ADMIN_HEADER = "x-vramgate-admin"
 LOOPBACK = "127.0.0.1"
@@ -60,18 +59,10 @@ def locate(environ: Mapping[str, str] = os.environ) -> Installation:
         binary=server / "bin" / "tritonserver",
         backends_dir=server / "backends",
         stub=server / "python_backend_stubs" / version / STUB,
-        library_dirs=(package.parent / "nvidia_pytriton.libs", *_python_library_dirs()),
+        library_dirs=(package.parent / "nvidia_pytriton.libs", *interpreter.library_dirs()),
     )
     _require(installation.binary, installation.stub)
     return installation
-
-
-def missing_python_library() -> str | None:
-    """The file name of the interpreter's shared library if the stub could not find it, else None."""
-    name = _python_library()
-    if _python_library_dirs() or find_library(name.removeprefix("lib").partition(".so")[0]):
-        return None
-    return name
 
 
 def prepare_backends(installation: Installation, folder: Path) -> Path:
@@ -153,7 +144,7 @@ def _brought_along(binary: Path, backends: str | None) -> Installation:
         raise SettingsError("TRITON_BIN is set, TRITON_BACKENDS is not: it names the folder that holds python/")
     stub = Path(backends) / "python" / STUB
     _require(binary, stub)
-    return Installation(binary, Path(backends), stub, _python_library_dirs())
+    return Installation(binary, Path(backends), stub, interpreter.library_dirs())
 
 
 def _require(*files: Path) -> None:
@@ -163,17 +154,3 @@ def _require(*files: Path) -> None:
                 f"{file} is missing or not executable: reinstall nvidia-pytriton with Python 3.11 or 3.12, "
                 "or set TRITON_BIN and TRITON_BACKENDS"
             )
-
-
-def _python_library() -> str:
-    """File name of the interpreter's shared library, ``libpython3.11.so.1.0``."""
-    return f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
-
-
-def _python_library_dirs() -> tuple[Path, ...]:
-    """Where this very interpreter keeps its shared library, if it has one.
-
-    The loader would take a system's library of another patch level, which does not fit this standard library.
-    """
-    folders = (Path(sysconfig.get_config_var("LIBDIR") or "/nonexistent"), Path(sys.base_prefix) / "lib")
-    return tuple(folder for folder in dict.fromkeys(folders) if (folder / _python_library()).is_file())
