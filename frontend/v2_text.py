@@ -7,7 +7,7 @@ element per sequence of the answer; ``token_ids`` are those of all sequences, on
 import json
 from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -55,10 +55,10 @@ class TextForm(SamplingForm):
     logprobs: int | None = Field(None, ge=0)
     """How many alternatives per token; None is no log probabilities at all."""
     stream: bool | None = None
-    exclude_input_in_output: unsupported(True) = None  # type: ignore[valid-type]
+    exclude_input_in_output: Annotated[None, unsupported(True)] = None
     """Known from Triton's LLM backends; the answer never repeats the prompt."""
-    bad_words: unsupported("", []) = None  # type: ignore[valid-type]
-    stop_words: unsupported("", []) = None  # type: ignore[valid-type]
+    bad_words: Annotated[None, unsupported("", [])] = None
+    stop_words: Annotated[None, unsupported("", [])] = None
 
     @model_validator(mode="before")
     @classmethod
