@@ -200,7 +200,7 @@ class Teller:
             self._ledger.settle(lease.id, statement)
         self._journal.append(Entry.of(lease, state, statement, time.time()))
         if statement is not None:
-            self._metrics.price_error(lease.model, statement.held_bytes, statement.quoted_bytes)
+            self._metrics.settled(statement)
             units = statement.output_tokens or statement.pixels
             self._paces[lease.model].observe(units, statement.queue_s + statement.run_s)
 

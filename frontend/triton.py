@@ -148,11 +148,7 @@ class Triton:
         url = URL(self._base_url + path, encoded=True)
         try:
             async with self._session.request(method, url, allow_redirects=False, **options) as response:
-                try:
-                    yield response
-                except BaseException:
-                    response.close()
-                    raise
+                yield response
         except TimeoutError:
             raise UpstreamBroken("the model server did not answer in time") from None
         except (aiohttp.ClientError, OSError) as error:

@@ -45,10 +45,16 @@ class ScriptedTriton:
     cancels: list[str] = field(default_factory=list)
     outcome: CancelOutcome | UpstreamBroken = CancelOutcome.UNKNOWN
     polls: int = 0
+    on_their_way: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared, it holds back the statuses that are written."""
+
+    def __post_init__(self) -> None:
+        self.on_their_way.set()
 
     async def status(self, model: str) -> EngineStatus:
         self.polls += 1
         answer = self.statuses[model]
+        await self.on_their_way.wait()
         await asyncio.sleep(0 if answer else 3600)
         if not isinstance(answer, EngineStatus):
             raise answer or UpstreamBroken("silence")
@@ -219,7 +225,25 @@ def test_work_that_stops_later_holds_its_lease_until_then() -> None:
     run(test)
 
 
-def test_a_status_from_before_the_cancel_ends_nothing() -> None:
+def test_a_status_written_before_the_cancel_was_heard_ends_nothing() -> None:
+    async def test() -> None:
+        async with bench() as room:
+            await until(lambda: room.engines.ready()[0])
+            room.triton.on_their_way.clear()
+            await room.polled(1)
+            lease = room.lease()
+            room.triton.outcome = CancelOutcome.CANCELLED
+            room.engines.abandon(lease.id)
+            await until(lambda: bool(room.triton.cancels))
+            room.triton.statuses["llama"] = replace(STATUS, leases=(ActiveLease(lease.id, 100, True),))
+            room.triton.on_their_way.set()
+            await room.polled(2)
+            assert room.ledger.held(PAGES) == 100, "the first of these statuses does not list work that came after it"
+
+    run(test)
+
+
+def test_a_cancel_that_fails_is_repeated_and_ends_nothing_until_then() -> None:
     async def test() -> None:
         async with bench(llama=STATUS) as room:
             await until(lambda: room.engines.ready()[0])
