@@ -1,0 +1,232 @@
+import asyncio
+import io
+import json
+import struct
+import zlib
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.errors import NeverFits, NotNow
+from common.settings import Server, Settings
+from frontend import masks
+from frontend.routes import segment
+from frontend.runs import ImageJob
+from frontend.upload import Form, accepted
+from tests.unit.fake_parts import TILES, Parts, check_error, mask_of, vram_headers
+
+
+def ask(parts: Parts | None = None, **options: Any) -> httpx.Response:
+    path = options.pop("path", "/v1/segment")
+    return asyncio.run((parts or Parts(segment.router)).ask("POST", path, **options))
+
+
+def picture(width: int = 3, height: int = 2, mode: str = "RGB", form: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, (width, height)).save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def turned(width: int, height: int) -> bytes:
+    """A JPEG that is stored lying and shown standing."""
+    exif = Image.Exif()
+    exif[274] = 6
+    return picture(width, height, form="JPEG", exif=exif)
+
+
+def opened(answer: httpx.Response) -> Image.Image:
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "image/png"
+    return Image.open(io.BytesIO(answer.content))
+
+
+def upload(image: bytes, **fields: str) -> dict[str, Any]:
+    return {"files": {"image": ("cells.png", image)}, "data": fields}
+
+
+def test_form_upload_is_answered_with_the_mask_and_its_bytes() -> None:
+    parts = Parts(segment.router)
+    answer = ask(parts, **upload(picture()))
+    np.testing.assert_array_equal(np.asarray(opened(answer)), 255 * mask_of(2, 3))
+    assert {name: answer.headers[name] for name in vram_headers()} == vram_headers()
+    assert answer.headers["x-vramgate-page"] == "1/1"
+    assert parts.teller.jobs == [ImageJob(2, 3, encoded=picture())]
+    assert parts.teller.ended == ["settled"]
+
+
+def test_file_as_the_body_is_the_same() -> None:
+    parts = Parts(segment.router)
+    answer = ask(parts, content=picture(), headers={"Content-Type": "image/png"}, path="/v1/segment?threshold=0.25")
+    assert opened(answer).size == (3, 2)
+    assert parts.teller.jobs == [ImageJob(2, 3, encoded=picture(), threshold=0.25)]
+
+
+def test_json_answer_tells_classes_by_run_lengths() -> None:
+    answer = ask(**upload(picture(), format="json", threshold="0.7"))
+    told = answer.json()
+    assert answer.headers["content-type"] == "application/json"
+    assert (told["width"], told["height"], told["threshold"]) == (3, 2, 0.7)
+    assert told["classes"] == [
+        {"id": 1, "name": "nucleus", "area_pixels": 3, "rle": {"size": [2, 3], "counts": [0, 1, 2, 2, 1]}}
+    ]
+    assert told["image"] == {"format": "PNG", "mode": "RGB", "bit_depth": 8, "page": 1, "pages": 1}
+    assert told["vram"] == {"quoted_bytes": 11, "held_bytes": 10, "peak_bytes": 7, "rung": "none"}
+    assert told["statement"]["lease"] == "lease-1"
+
+
+def test_several_classes_leave_out_the_background() -> None:
+    parts = Parts(segment.router)
+    parts.engines.tiles = type(TILES)(**(TILES.__dict__ | {"classes": 3, "class_names": ("none", "cell", "wall")}))
+    parts.teller.mask = np.array([[0, 1, 2], [2, 2, 0]], np.uint8)
+    told = ask(parts, **upload(picture(), format="json")).json()
+    assert [(item["id"], item["name"], item["area_pixels"]) for item in told["classes"]] == [
+        (1, "cell", 1),
+        (2, "wall", 3),
+    ]
+    assert told["threshold"] is None
+    image = opened(ask(parts, **upload(picture())))
+    assert image.mode == "P"
+    np.testing.assert_array_equal(np.asarray(image), parts.teller.mask)
+    check_error(ask(parts, **upload(picture(), threshold="0.5")), 400, "invalid_value")
+
+
+def test_overlay_is_the_upright_image_with_the_mask_on_it() -> None:
+    answer = ask(**upload(turned(40, 20), format="overlay"))
+    painted = np.asarray(opened(answer))
+    assert painted.shape == (40, 20, 3)
+    board = mask_of(40, 20).astype(bool)
+    assert (painted[board] == masks.palette()[1]).all(), "a chessboard is all outline"
+    assert (painted[~board] < 10).all(), "the image is black"
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [
+        *((mode, "PNG") for mode in ("L", "LA", "RGBA", "P", "1", "I;16")),
+        *((mode, "JPEG") for mode in ("L", "CMYK")),
+        *((mode, "TIFF") for mode in ("CMYK", "I;16", "F")),
+    ],
+)
+def test_overlay_is_painted_on_every_kind_of_image(mode: str, form: str) -> None:
+    answer = ask(**upload(picture(mode=mode, form=form), format="overlay"))
+    assert np.asarray(opened(answer)).shape == (2, 3, 3)
+
+
+def test_grey_levels_of_16_bits_survive_in_the_overlay() -> None:
+    levels = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
+    buffer = io.BytesIO()
+    Image.fromarray(levels).save(buffer, "PNG")
+    parts = Parts(segment.router)
+    parts.teller.mask = np.zeros((16, 16), np.uint8)
+    painted = np.asarray(opened(ask(parts, **upload(buffer.getvalue(), format="overlay"))))
+    np.testing.assert_array_equal(painted[..., 0].ravel(), np.arange(256))
+
+
+def test_first_of_several_pages_is_read_and_said_so() -> None:
+    buffer = io.BytesIO()
+    pages = [Image.new("L", (3, 2)), Image.new("L", (5, 5))]
+    pages[0].save(buffer, "TIFF", save_all=True, append_images=pages[1:])
+    answer = ask(**upload(buffer.getvalue()))
+    assert opened(answer).size == (3, 2)
+    assert answer.headers["x-vramgate-page"] == "1/2"
+    assert ask(**upload(buffer.getvalue(), format="json")).json()["image"]["pages"] == 2
+
+
+@pytest.mark.parametrize(
+    ("header", "form"),
+    [
+        (None, Form.PNG),
+        ("*/*", Form.PNG),
+        ("image/png", Form.PNG),
+        ("application/json", Form.JSON),
+        ("application/json, image/png;q=0.5", Form.JSON),
+        ("application/json;q=0.3, image/png;q=0.5", Form.PNG),
+        ("text/html, application/xhtml+xml, */*;q=0.8", Form.PNG),
+        ("application/json;q=x", Form.PNG),
+        (",;,", Form.PNG),
+    ],
+)
+def test_accept_header_decides_between_png_and_json(header: str | None, form: Form) -> None:
+    assert accepted(header) is form
+
+
+def bomb() -> bytes:
+    """A small PNG that promises 10^10 pixels."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(bytes(9)))]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+
+
+@pytest.mark.parametrize(
+    "image", [b"", b"no image", picture()[:20], picture(form="GIF"), b"\xff\xd8\xff", b"II*\0\0\0\0\0"]
+)
+def test_what_is_no_image_is_refused(image: bytes) -> None:
+    parts = Parts(segment.router)
+    check_error(ask(parts, **upload(image)), 400, "invalid_value")
+    check_error(ask(parts, content=image, headers={"Content-Type": "image/png"}), 400, "invalid_value")
+    assert parts.teller.jobs == []
+
+
+def test_decompression_bomb_is_refused_with_its_pixels() -> None:
+    answer = ask(**upload(bomb()))
+    check_error(answer, 413, "never_fits")
+    assert answer.json()["error"]["pixels"] == 10**10
+    assert answer.json()["error"]["max_pixels"] == TILES.max_pixels
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "code", "says"),
+    [
+        (upload(picture(), format="gif"), 400, "invalid_value", "png, json, overlay"),
+        (upload(picture(), threshold="0"), 400, "invalid_value", "threshold"),
+        (upload(picture(), threshold="1"), 400, "invalid_value", "threshold"),
+        (upload(picture(), threshold="nan"), 400, "invalid_value", "threshold"),
+        (upload(picture(), threshold="many"), 400, "invalid_value", "threshold"),
+        (upload(picture(), colour="red"), 400, "invalid_value", "colour"),
+        (upload(picture(), format="json") | {"path": "/v1/segment?format=png"}, 400, "invalid_value", "twice"),
+        ({"files": {"image": ("a", b"x"), "other": ("b", b"y")}}, 400, "invalid_value", ""),
+        ({"files": {"picture": ("a", picture())}}, 400, "invalid_value", "picture"),
+        ({"files": {"format": (None, "json")}}, 400, "invalid_value", "image"),
+        ({"files": {"image": (None, "text")}}, 400, "invalid_value", "must be a file"),
+        ({"content": b"x", "headers": {"Content-Type": "multipart/form-data"}}, 400, "invalid_value", ""),
+        ({"content": b"x", "headers": {"Content-Type": "multipart/form-data; boundary=b"}}, 400, "invalid_value", ""),
+        ({"content": picture()}, 415, "unsupported_media_type", "multipart"),
+        ({"json": {}}, 415, "unsupported_media_type", "multipart"),
+        ({"content": b"", "headers": {"Content-Type": "image/png", "Content-Encoding": "gzip"}}, 415, None, "encoding"),
+        (upload(picture()) | {"headers": {"X-Request-Timeout": "-1"}}, 400, "invalid_value", "timeout"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(
+    options: dict[str, Any], status: int, code: str | None, says: str
+) -> None:
+    parts = Parts(segment.router)
+    assert says in check_error(ask(parts, **options), status, code or "unsupported_media_type")
+    assert parts.teller.jobs == []
+    assert ask(parts, **upload(picture())).status_code == 200, "the next request works"
+
+
+def test_refusals_of_the_teller_come_with_their_numbers() -> None:
+    parts = Parts(segment.router)
+    parts.teller.refusal = NeverFits("too wide", numbers={"price_bytes": 9, "capacity_bytes": 5})
+    answer = ask(parts, **upload(picture()))
+    assert check_error(answer, 413, "never_fits") == "too wide"
+    assert answer.json()["error"]["capacity_bytes"] == 5
+    parts.teller.refusal = NotNow("later", retry_after_s=2.5)
+    assert ask(parts, **upload(picture())).headers["retry-after"] == "3"
+
+
+def test_engine_that_is_not_ready_is_said_before_anything_is_read() -> None:
+    parts = Parts(segment.router)
+    parts.engines.trouble = {"unet": "loading"}
+    answer = ask(parts, content=b"not even an image")
+    assert "loading" in check_error(answer, 503, "server_is_overloaded")
+
+
+def test_body_over_the_limit_is_refused() -> None:
+    parts = Parts(segment.router, Settings(server=Server.model_validate({"max_body_bytes": 1000})))
+    check_error(ask(parts, **upload(bytes(2000))), 413, "content_too_large")
+    assert json.loads(ask(parts, **upload(picture(), format="json")).content)["height"] == 2
