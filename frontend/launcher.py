@@ -27,6 +27,8 @@ DRAIN_S = 2.5
 """What the frontend gets beyond ``server.shutdown_s``: cancelled work ends, the journal is closed."""
 MODEL_SERVER_S = 2.0
 """What is left to tritonserver at the least, when the frontend has used up its own time."""
+IMPATIENCE_S = 1.0
+"""A second stop signal counts from so long after the first; wrappers are known to pass one on twice."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -47,6 +49,7 @@ class Launcher:
         self._model_keeper = Keeper(self._models, steps)
         self._frontend_keeper = Keeper(Frontend(settings, environ, steps), steps)
         self._stop = asyncio.Event()
+        self._stopped_s = 0.0
 
     async def run(self) -> None:
         """Until a stop signal; raises VramgateError when the service cannot be started or kept running."""
@@ -66,11 +69,13 @@ class Launcher:
                 await self._stop_processes()
 
     def _on_signal(self) -> None:
-        """The first asks for an orderly end, the second ends at once."""
-        if self._stop.is_set():
+        """The first asks for an orderly end, a later one ends at once."""
+        if not self._stop.is_set():
+            self._stopped_s = time.monotonic()
+            self._stop.set()
+        elif time.monotonic() - self._stopped_s > IMPATIENCE_S:
             self._frontend_keeper.kill()
             self._model_keeper.kill()
-        self._stop.set()
 
     async def _work(self) -> None:
         require(self._settings)

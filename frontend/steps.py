@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -22,13 +22,11 @@ class Steps:
     def step(self, text: str) -> Iterator[None]:
         """Shows that `text` goes on while the block runs, and how long it took when it succeeds."""
         begun_s = time.monotonic()
-        with self._clock(text) if self._console.is_terminal else nullcontext(self.say(f"  {text} …")):
-            yield
-        self.say(f"✓ {text}: {time.monotonic() - begun_s:.1f} s")
-
-    @contextmanager
-    def _clock(self, text: str) -> Iterator[None]:
+        terminal = self._console.is_terminal
+        if not terminal:
+            self.say(f"  {text} …")
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=self._console, transient=True) as progress:
+        with Progress(*columns, console=self._console, transient=True, disable=not terminal) as progress:
             progress.add_task(text)
             yield
+        self.say(f"✓ {text}: {time.monotonic() - begun_s:.1f} s")
