@@ -91,6 +91,10 @@ class Ledger:
         """Bytes held by leases."""
         return self._accounts[account].held_bytes if account in self._accounts else 0
 
+    def booked(self, account: str) -> int:
+        """Bytes held, with and without leases: what the engine should say it uses."""
+        return self.capacity(account) - self.balance(account)
+
     def available(self, account: str) -> int:
         """Bytes that could be reserved now."""
         return max(0, self.balance(account))
