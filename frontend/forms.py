@@ -6,8 +6,9 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
+from starlette.requests import ClientDisconnect
 
-from common.errors import BodyTooLarge, InvalidRequest, UnsupportedMedia
+from common.errors import BodyTooLarge, Cancelled, InvalidRequest, UnsupportedMedia
 
 MAX_JSON_BYTES = 8 * 2**20
 """Longest JSON body: parsing holds up everyone else. A context of 128 Ki tokens is half a megabyte of English."""
@@ -46,15 +47,7 @@ async def read_json(request: Request, form: type[AnyForm]) -> AnyForm:
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
         raise UnsupportedMedia(f"content encoding {encoding[:MAX_NAME_CHARS]}: send the JSON as it is")
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_JSON_BYTES:
-            raise BodyTooLarge(
-                f"a JSON body of more than {MAX_JSON_BYTES:,} bytes is not read",
-                numbers={"max_body_bytes": MAX_JSON_BYTES},
-            )
-    return parse_json(bytes(body), form)
+    return parse_json(await _read_body(request), form)
 
 
 def parse_json(body: bytes, form: type[AnyForm]) -> AnyForm:
@@ -85,6 +78,21 @@ def unsupported(*neutral: Any) -> BeforeValidator:
             raise PydanticCustomError("unsupported", "not supported by this server; leave it out")
 
     return BeforeValidator(check)
+
+
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_JSON_BYTES:
+                raise BodyTooLarge(
+                    f"the body has more than the {MAX_JSON_BYTES} bytes of JSON that are read",
+                    numbers={"max_body_bytes": MAX_JSON_BYTES},
+                )
+    except ClientDisconnect:
+        raise Cancelled("the client has left") from None
+    return bytes(body)
 
 
 def _explain(error: ValidationError) -> InvalidRequest:

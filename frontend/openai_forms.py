@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from common.errors import InvalidRequest
 from frontend.forms import Form, one_sentence, unsupported
-from frontend.sampling_form import SamplingForm
+from frontend.sampling_form import INT64, SamplingForm
 
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 One = Field(min_length=1, max_length=1, fail_fast=True)
@@ -105,7 +105,7 @@ class ChatForm(OpenaiForm):
     """``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=INT64)
     """The newer name of ``max_tokens``."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
@@ -130,6 +130,11 @@ class ChatForm(OpenaiForm):
     def limit(self) -> int | None:
         """Output tokens asked for, under either name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def limit_name(self) -> str:
+        """The name under which it was asked for."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def alternatives(self) -> int | None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -75,6 +75,25 @@ class TextChunk:
         except (TypeError, ValueError) as error:
             raise UpstreamBroken(f"the language model sent no chunk: {error}") from None
         return chunk if chunk.text or chunk.token_ids or chunk.finish_reason else None
+
+    def join(self, other: Self) -> Self:
+        """One chunk of two of the same answer that follow each other."""
+        logprobs = [*(self.logprobs or []), *(other.logprobs or [])]
+        return replace(
+            self,
+            text=self.text + other.text,
+            token_ids=self.token_ids + other.token_ids,
+            logprobs=logprobs or None,
+            finish_reason=other.finish_reason or self.finish_reason,
+        )
+
+
+async def gather(run: AsyncIterable[TextChunk]) -> tuple[TextChunk, ...]:
+    """The whole answers, by index; raises the RequestError that ended the run early."""
+    whole: dict[int, TextChunk] = {}
+    async for chunk in run:
+        whole[chunk.index] = whole[chunk.index].join(chunk) if chunk.index in whole else chunk
+    return tuple(whole[index] for index in sorted(whole))
 
 
 @dataclass(frozen=True)

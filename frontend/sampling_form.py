@@ -20,11 +20,11 @@ Stop = Annotated[
 class SamplingForm(Form):
     """Sampling and length; null is the same as absent, and absent is the default of the OpenAI API."""
 
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, lt=INT64)
     temperature: float | None = Field(None, ge=0, le=2)
     """0 is greedy."""
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
     """0 is off."""
     repetition_penalty: float | None = Field(None, ge=0.1, le=10)
     n: int | None = Field(None, ge=1)

@@ -6,12 +6,13 @@ element per sequence of the answer; ``token_ids`` are those of all sequences, on
 
 import json
 from collections.abc import AsyncIterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from common.errors import Forbidden, InvalidRequest
+from frontend import runs
 from frontend.forms import Form, parse_json, unsupported
 from frontend.runs import TextChunk
 from frontend.sampling_form import SamplingForm
@@ -51,14 +52,23 @@ class TextForm(SamplingForm):
     """A text request, whichever way its fields came."""
 
     text_input: str | None = None
-    input_ids: list[int] | None = Field(None, min_length=1)
+    input_ids: Annotated[list[int], Field(fail_fast=True)] | None = None
     logprobs: int | None = Field(None, ge=0)
-    """How many alternatives per token; None is no log probabilities at all."""
+    """How many alternatives per token."""
     stream: bool | None = None
     exclude_input_in_output: Annotated[None, unsupported(True)] = None
     """Known from Triton's LLM backends; the answer never repeats the prompt."""
     bad_words: Annotated[None, unsupported("", [])] = None
     stop_words: Annotated[None, unsupported("", [])] = None
+
+    @property
+    def prompt(self) -> str | list[int]:
+        """Text or token ids; raises InvalidRequest where it is not exactly one of them."""
+        if self.text_input is not None and self.input_ids is None:
+            return self.text_input
+        if self.input_ids is not None and self.text_input is None:
+            return self.input_ids
+        raise InvalidRequest("give either text_input or input_ids", param="text_input")
 
     @model_validator(mode="before")
     @classmethod
@@ -72,12 +82,6 @@ class TextForm(SamplingForm):
     @classmethod
     def _wrap(cls, value: Any) -> Any:
         return [value] if type(value) is int else value
-
-    @model_validator(mode="after")
-    def _check_prompt(self) -> "TextForm":
-        if (self.text_input is None) == (self.input_ids is None):
-            raise ValueError("give either text_input or input_ids")
-        return self
 
 
 class GenerateBody(Form):
@@ -139,10 +143,7 @@ class Sequences:
 
 async def gather(run: AsyncIterable[TextChunk]) -> Sequences:
     """All chunks of a run, joined."""
-    whole: dict[int, TextChunk] = {}
-    async for chunk in run:
-        whole[chunk.index] = _join(whole[chunk.index], chunk) if chunk.index in whole else chunk
-    return Sequences(tuple(whole[index] for index in sorted(whole)))
+    return Sequences(await runs.gather(run))
 
 
 def to_generated(answer: Sequences, request_id: str) -> dict[str, Any]:
@@ -195,16 +196,6 @@ def _field(request: InferRequest, tensor: Input) -> Any:
     except UnicodeDecodeError:
         raise InvalidRequest(f"input {tensor.name!r} is not UTF-8 text", param=tensor.name) from None
     return plain if is_list else plain[0]
-
-
-def _join(first: TextChunk, second: TextChunk) -> TextChunk:
-    logprobs = [*(first.logprobs or []), *(second.logprobs or [])]
-    return replace(
-        second,
-        text=first.text + second.text,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=logprobs or None,
-    )
 
 
 def _as_scalar(value: Any) -> Any:
