@@ -1,0 +1,101 @@
+"""Every kernel against the same sum written in plain torch, in float32."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from backend.llama.kernels.attention import attend, store_qkv
+from backend.llama.kernels.norms import add_norm
+from backend.llama.kernels.products import Tiling, gated_product, product, tiling_for
+from backend.llama.model import rotate
+
+SMALL = Tiling(columns=32, inner=64, splits=3, warps=4, stages=3)
+PAGE, PAGES, SEQUENCES = 64, 24, 5
+LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 4 * PAGE - 3)
+
+
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.float() - expected.float()).abs().max() / expected.float().abs().max())
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    return 1e-5 if dtype == torch.float32 else 1e-2
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17])
+@pytest.mark.parametrize(("out", "inner"), [(100, 200), (64, 64), (33, 130)])
+def test_partial_sums_add_up_to_the_product(
+    tokens: int, out: int, inner: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    x = torch.randn(tokens, inner, device=device, dtype=dtype)
+    weight = torch.randn(out, inner, device=device, dtype=dtype)
+    assert relative_error(product(x, weight, SMALL).sum(0), x.float() @ weight.float().T) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 17])
+def test_the_gated_product_is_swiglu(tokens: int, device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.randn(tokens, 200, device=device, dtype=dtype)
+    weight = torch.randn(2 * 70, 200, device=device, dtype=dtype)
+    gate, up = (x.float() @ weight.float().T).chunk(2, -1)
+    assert relative_error(gated_product(x, weight, SMALL), F.silu(gate) * up) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("splits", [0, 1, 4])
+def test_the_norm_adds_what_the_product_left(splits: int, device: torch.device, dtype: torch.dtype) -> None:
+    residual = torch.randn(3, 100, device=device, dtype=dtype)
+    weight = torch.randn(100, device=device, dtype=dtype)
+    partial = torch.randn(splits, 3, 100, device=device) if splits else None
+    added, normed = add_norm(residual, partial, weight, 1e-5)
+    expected = (residual.float() + (partial.sum(0) if partial is not None else 0)).to(dtype)
+    assert relative_error(added, expected) < tolerance(dtype)
+    assert relative_error(normed, F.rms_norm(expected.float(), (100,), weight.float(), 1e-5)) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+def test_a_token_is_stored_and_attends_over_its_pages(
+    group: int, head_dim: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    kv_heads = 2
+    heads = kv_heads * group
+    memory = torch.randn(PAGES, 2, 2, kv_heads, PAGE, head_dim, device=device, dtype=dtype)
+    keys, values = memory[:, 1, 0], memory[:, 1, 1]
+    table = torch.randperm(PAGES, device=device)[: SEQUENCES * 4].to(torch.int32).view(SEQUENCES, 4)
+    positions = torch.tensor([length - 1 for length in LENGTHS], device=device, dtype=torch.int32)
+    partial = torch.randn(2, SEQUENCES, (heads + 2 * kv_heads) * head_dim, device=device)
+    inv_freq = 1 / 10_000 ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
+
+    queries = store_qkv(partial, positions, table, inv_freq, 1.0, keys, values, heads)
+
+    qkv = partial.sum(0).view(SEQUENCES, -1, head_dim)
+    angles = (positions.float()[:, None] * inv_freq)[:, None]
+    rotated = rotate(qkv[:, : heads + kv_heads], angles.cos(), angles.sin())
+    pages = table[torch.arange(SEQUENCES), positions // PAGE].long()
+    assert relative_error(queries, rotated[:, :heads]) < tolerance(dtype)
+    assert relative_error(keys[pages, :, positions % PAGE], rotated[:, heads:]) < tolerance(dtype)
+    assert relative_error(values[pages, :, positions % PAGE], qkv[:, heads + kv_heads :]) < tolerance(dtype)
+
+    expected = torch.stack([_attended(queries[i], keys, values, table[i], LENGTHS[i]) for i in range(SEQUENCES)])
+    for splits in (1, 2, 16):
+        got = attend(queries, keys, values, table, positions, splits).view(SEQUENCES, heads, head_dim)
+        assert relative_error(got, expected) < tolerance(dtype)
+
+
+def test_every_size_has_a_tiling_that_covers_it() -> None:
+    for out in (64, 576, 4096, 6144, 28672, 128256):
+        for tokens in (1, 16, 17, 64):
+            tiling = tiling_for(out, tokens)
+            assert tiling.splits >= 1
+            assert (tiling.columns + 64) * tiling.inner * 2 * tiling.stages < 227 * 1024
+
+
+def _attended(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor, length: int
+) -> torch.Tensor:
+    """One sequence's attention [heads, head_dim], its pages gathered and its heads repeated."""
+    group = len(query) // keys.shape[1]
+    k, v = (
+        cached[pages.long()].transpose(0, 1).flatten(1, 2)[:, :length].float().repeat_interleave(group, 0)
+        for cached in (keys, values)
+    )
+    return F.scaled_dot_product_attention(query.float()[:, None], k, v)[:, 0]
