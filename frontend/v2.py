@@ -9,14 +9,14 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from common.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestError, UnsupportedMedia, UpstreamBroken
 from frontend.forms import Form, parse_json
 from frontend.tensors import HEADER_LENGTH
-from frontend.v2_tensor import Input, Output, Parameters
+from frontend.v2_tensor import Few, Input, Output, Parameters
 
 MAX_HEADER_BYTES = 4 * 2**20
 """Longest JSON header: parsing holds up everyone else, and large tensors have the binary form."""
@@ -27,8 +27,8 @@ class Header(Form):
 
     id: str = ""
     parameters: Parameters = Field(default_factory=dict)
-    inputs: list[Input] = Field(min_length=1)
-    outputs: list[Output] = Field(default_factory=list)
+    inputs: Annotated[list[Input], Few] = Field(min_length=1)
+    outputs: Annotated[list[Output], Few] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)

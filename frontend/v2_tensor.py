@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from common.errors import InvalidRequest
 from frontend.forms import Form
@@ -18,7 +19,8 @@ Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",
     "BYTES",
 ]  # fmt: skip
-Parameters = dict[str, bool | int | float | str]
+Few = Field(max_length=64, fail_fast=True)
+"""For lists: no request has more, and each wrong element would cost an error."""
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
@@ -36,11 +38,21 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 
 
+def _check_parameters(value: Any) -> Any:
+    """Before pydantic, which would make an error of every value that is wrong."""
+    if isinstance(value, dict) and len(value) > 64:
+        raise PydanticCustomError("too_many_fields", "more than 64 parameters")
+    return value
+
+
+Parameters = Annotated[dict[str, bool | int | float | str], BeforeValidator(_check_parameters)]
+
+
 class Input(Form):
     """An input tensor: as described in the header, and its elements where they are in JSON."""
 
     name: str = Field(min_length=1)
-    shape: list[Annotated[int, Field(ge=0)]] = Field(max_length=8)
+    shape: Annotated[list[Annotated[int, Field(ge=0)]], Few]
     datatype: Datatype
     parameters: Parameters = Field(default_factory=dict)
     data: list[Any] | None = None
