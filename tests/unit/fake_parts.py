@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import httpx
 import numpy as np
-from fastapi import APIRouter
 from numpy.typing import NDArray
 
 from common.errors import NotReady, RequestError
@@ -104,7 +103,7 @@ class FakeTeller:
         self.timeouts_s: list[float] = []
         self.held: list[Held] = []
         self.ended: list[str] = []
-        """``settled`` or the name of the exception, for every lease."""
+        """``settled``, ``abandoned`` or the name of an exception, for every lease."""
         self.chunks: list[TextChunk] = []
         self.error: RequestError | None = None
         """Ends a text run early."""
@@ -138,7 +137,7 @@ class FakeTeller:
         except BaseException as error:
             self.ended.append(type(error).__name__)
             raise
-        self.ended.append("settled")
+        self.ended.append("abandoned" if held.statement is None else "settled")
 
     @asynccontextmanager
     async def segmenting(self, job: ImageJob, timeout_s: float) -> AsyncIterator[ImageResult]:
@@ -242,7 +241,7 @@ class FakeTokenizers:
 class Parts:
     """The fakes, and an HTTP client of the real app over them."""
 
-    def __init__(self, router: APIRouter, settings: Settings | None = None) -> None:
+    def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings()
         self.engines = FakeEngines()
         self.teller = FakeTeller(self.engines)
@@ -257,7 +256,6 @@ class Parts:
             **fakes,
         )
         self._app = create_app(self.settings, services)
-        self._app.include_router(router)
 
     async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """One request to the app."""

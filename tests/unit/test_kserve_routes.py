@@ -14,7 +14,6 @@ from PIL import Image
 from tritonclient.utils import np_to_triton_dtype
 
 from common.errors import DeadlineExceeded, NotNow
-from frontend.routes import kserve
 from frontend.runs import ImageJob, TextChunk, TextJob
 from frontend.tensors import HEADER_LENGTH
 from tests.unit.fake_parts import PAGES, TILES, Parts, mask_of
@@ -30,10 +29,6 @@ CHUNKS = [
 
 def ask(parts: Parts, method: str, path: str, **options: Any) -> httpx.Response:
     return asyncio.run(parts.ask(method, path, **options))
-
-
-def new() -> Parts:
-    return Parts(kserve.router)
 
 
 def strings(*values: bytes) -> NDArray[Any]:
@@ -78,7 +73,7 @@ def refused(answer: httpx.Response, status: int, says: str = "") -> dict[str, An
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_image_tensor_goes_through_and_the_mask_comes_back(binary: bool) -> None:
-    parts = new()
+    parts = Parts()
     result = infer(parts, "unet", {"image": IMAGE}, binary=binary, request_id="r7")
     np.testing.assert_array_equal(result.as_numpy("mask"), mask_of(2, 3))
     assert names(result) == ["mask"], "neither statement nor what was not asked for"
@@ -90,7 +85,7 @@ def test_image_tensor_goes_through_and_the_mask_comes_back(binary: bool) -> None
 
 
 def test_engine_gets_the_lease_and_is_asked_for_the_statement() -> None:
-    parts = new()
+    parts = Parts()
     infer(parts, "unet", {"image": IMAGE, "threshold": np.array([0.25], np.float32)})
     sent = {tensor["name"]: tensor for tensor in parts.triton.header["inputs"]}
     assert sent.keys() == {"image", "threshold", "lease"}
@@ -105,7 +100,7 @@ def test_engine_gets_the_lease_and_is_asked_for_the_statement() -> None:
 @pytest.mark.parametrize("mask_binary", [True, False])
 @pytest.mark.parametrize("probabilities_binary", [True, False])
 def test_outputs_come_as_they_were_asked_for(mask_binary: bool, probabilities_binary: bool) -> None:
-    parts = new()
+    parts = Parts()
     wanted = [
         client.InferRequestedOutput("probabilities", binary_data=probabilities_binary),
         client.InferRequestedOutput("mask", binary_data=mask_binary),
@@ -125,7 +120,7 @@ def test_outputs_come_as_they_were_asked_for(mask_binary: bool, probabilities_bi
 def test_encoded_image_is_priced_by_its_header() -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (3, 2)).save(buffer, "PNG")
-    parts = new()
+    parts = Parts()
     result = infer(parts, "unet", {"encoded": strings(buffer.getvalue())})
     assert result.as_numpy("mask").shape == (2, 3)
     assert parts.teller.jobs == [ImageJob(2, 3, encoded=buffer.getvalue())]
@@ -133,7 +128,7 @@ def test_encoded_image_is_priced_by_its_header() -> None:
 
 def test_version_and_plain_json_without_binary_parts() -> None:
     tensor = {"name": "image", "shape": [1, 1, 3], "datatype": "UINT8", "data": [1, 2, 3]}
-    answer = ask(new(), "POST", "/v2/models/unet/versions/1/infer", json={"inputs": [tensor]})
+    answer = ask(Parts(), "POST", "/v2/models/unet/versions/1/infer", json={"inputs": [tensor]})
     assert answer.headers["content-type"] == "application/json"
     assert HEADER_LENGTH not in answer.headers
     assert answer.json()["outputs"] == [{"name": "mask", "datatype": "UINT8", "shape": [1, 1], "data": [1]}]
@@ -143,9 +138,9 @@ def test_version_and_plain_json_without_binary_parts() -> None:
 def test_compressed_bodies_of_tritonclient_are_read(encoding: str, compress: Any) -> None:
     message = written({"image": IMAGE})
     headers = message["headers"] | {"Content-Encoding": encoding}
-    answer = ask(new(), "POST", "/v2/models/unet/infer", content=compress(message["content"]), headers=headers)
+    answer = ask(Parts(), "POST", "/v2/models/unet/infer", content=compress(message["content"]), headers=headers)
     assert answer.status_code == 200, answer.text
-    refused(ask(new(), "POST", "/v2/models/unet/infer", content=message["content"], headers=headers), 400, encoding)
+    refused(ask(Parts(), "POST", "/v2/models/unet/infer", content=message["content"], headers=headers), 400, encoding)
 
 
 def image_input(**changes: Any) -> dict[str, Any]:
@@ -185,7 +180,7 @@ def text_input(name: str = "text_input", value: Any = "hi", datatype: str = "BYT
 def test_unet_requests_that_are_wrong_are_refused_by_name(
     inputs: list[Any], outputs: list[str], status: int, says: str
 ) -> None:
-    parts = new()
+    parts = Parts()
     body = {"inputs": inputs, "outputs": [{"name": name} for name in outputs]}
     refused(ask(parts, "POST", "/v2/models/unet/infer", json=body), status, says)
     assert parts.teller.held == []
@@ -196,13 +191,13 @@ def test_unet_requests_that_are_wrong_are_refused_by_name(
 def test_threshold_that_is_no_number_is_refused() -> None:
     for value in (np.nan, np.inf, 0.0, -1.0):
         message = written({"image": IMAGE, "threshold": np.array([value], np.float32)})
-        refused(ask(new(), "POST", "/v2/models/unet/infer", **message), 400, "threshold")
+        refused(ask(Parts(), "POST", "/v2/models/unet/infer", **message), 400, "threshold")
 
 
 def test_large_outputs_come_only_as_binary_data() -> None:
     large = np.zeros((1, 2**20 // 2 + 1, 3), np.uint8)
     wanted = [client.InferRequestedOutput("mask", binary_data=True)]
-    parts = new()
+    parts = Parts()
     parts.engines.tiles = type(TILES)(**(TILES.__dict__ | {"classes": 2, "max_pixels": 10**7}))
     assert infer(parts, "unet", {"image": large}, outputs=wanted).as_numpy("mask").shape == large.shape[:2]
     wanted.append(client.InferRequestedOutput("probabilities", binary_data=False))
@@ -213,11 +208,11 @@ def test_large_outputs_come_only_as_binary_data() -> None:
 @pytest.mark.parametrize("key", ["priority", "sequence_id", "custom"])
 def test_parameters_that_would_be_ignored_are_refused(key: str) -> None:
     body = {"inputs": [image_input()], "parameters": {key: 1}}
-    refused(ask(new(), "POST", "/v2/models/unet/infer", json=body), 400, key)
+    refused(ask(Parts(), "POST", "/v2/models/unet/infer", json=body), 400, key)
 
 
 def test_timeout_of_tritonclient_is_the_deadline() -> None:
-    parts = new()
+    parts = Parts()
     infer(parts, "unet", {"image": IMAGE}, timeout=2_500_000)
     assert parts.teller.timeouts_s == [2.5]
     for timeout in (0, -1, 10**15, True, 1.5, "1"):
@@ -226,7 +221,7 @@ def test_timeout_of_tritonclient_is_the_deadline() -> None:
 
 
 def test_refusal_of_admission_reads_in_tritonclient() -> None:
-    parts = new()
+    parts = Parts()
     parts.teller.refusal = NotNow("unet.canvas: 8 B wanted", numbers={"available_bytes": 4}, retry_after_s=3)
     answer = ask(parts, "POST", "/v2/models/unet/infer", **written({"image": IMAGE}))
     assert refused(answer, 429, "8 B wanted")["available_bytes"] == 4
@@ -234,7 +229,7 @@ def test_refusal_of_admission_reads_in_tritonclient() -> None:
 
 
 def test_failure_of_the_engine_keeps_its_meaning_and_leaves_the_lease_to_be_cancelled() -> None:
-    parts = new()
+    parts = Parts()
     parts.triton.error = (400, '[INVALID_ARG] image: it cannot be decoded {"param": "encoded"}')
     body = refused(ask(parts, "POST", "/v2/models/unet/infer", **written({"image": IMAGE})), 400, "decoded")
     assert body["param"] == "encoded"
@@ -246,7 +241,7 @@ def test_failure_of_the_engine_keeps_its_meaning_and_leaves_the_lease_to_be_canc
 
 
 def test_infer_on_the_language_model_gathers_the_stream() -> None:
-    parts = new()
+    parts = Parts()
     parts.teller.chunks = CHUNKS
     inputs = {
         "text_input": strings(b"hello"),
@@ -270,7 +265,7 @@ def test_infer_on_the_language_model_gathers_the_stream() -> None:
 
 
 def test_text_outputs_come_as_they_were_asked_for() -> None:
-    parts = new()
+    parts = Parts()
     logprobs = [{"token_id": 1, "logprob": -0.5}]
     parts.teller.chunks = [TextChunk(0, "ü", (1,), logprobs=logprobs), TextChunk(0, "x", (2,), logprobs=logprobs)]
     wanted = [
@@ -315,7 +310,7 @@ def test_text_outputs_come_as_they_were_asked_for() -> None:
     ],
 )
 def test_text_requests_that_are_wrong_are_refused_by_name(inputs: list[Any], status: int, says: str) -> None:
-    parts = new()
+    parts = Parts()
     refused(ask(parts, "POST", "/v2/models/llama/infer", json={"inputs": inputs}), status, says)
     assert parts.teller.jobs == []
 
@@ -323,17 +318,17 @@ def test_text_requests_that_are_wrong_are_refused_by_name(inputs: list[Any], sta
 def test_text_outputs_that_are_not_there_are_refused() -> None:
     for name, status in (("statement", 403), ("control", 403), ("mask", 400)):
         body = {"inputs": [text_input()], "outputs": [{"name": name}]}
-        refused(ask(new(), "POST", "/v2/models/llama/infer", json=body), status, name)
+        refused(ask(Parts(), "POST", "/v2/models/llama/infer", json=body), status, name)
     classified = {"inputs": [text_input()], "outputs": [{"name": "index", "parameters": {"classification": 2}}]}
-    refused(ask(new(), "POST", "/v2/models/llama/infer", json=classified), 400, "binary_data")
+    refused(ask(Parts(), "POST", "/v2/models/llama/infer", json=classified), 400, "binary_data")
 
 
 def test_text_that_is_not_utf8_is_refused() -> None:
-    refused(ask(new(), "POST", "/v2/models/llama/infer", **written({"text_input": strings(b"\xff")})), 400, "UTF-8")
+    refused(ask(Parts(), "POST", "/v2/models/llama/infer", **written({"text_input": strings(b"\xff")})), 400, "UTF-8")
 
 
 def test_generate_answers_as_tritons_llm_backends_do() -> None:
-    parts = new()
+    parts = Parts()
     parts.teller.chunks = CHUNKS[::2]
     body = {"text_input": "hi", "parameters": {"stream": False, "temperature": 0, "max_tokens": 7}, "id": "r9"}
     answer = ask(parts, "POST", "/v2/models/llama/generate", content=json.dumps(body))
@@ -360,7 +355,7 @@ def test_generate_answers_as_tritons_llm_backends_do() -> None:
     ],
 )
 def test_generate_takes_scalars_and_lists_of_one_alike(body: dict[str, Any], job: TextJob | None) -> None:
-    parts = new()
+    parts = Parts()
     assert ask(parts, "POST", "/v2/models/llama/generate", json=body).status_code == 200
     assert parts.teller.jobs == [job or TextJob(tuple(b"hi"), 62)]
 
@@ -388,7 +383,7 @@ def test_generate_takes_scalars_and_lists_of_one_alike(body: dict[str, Any], job
     ],
 )
 def test_generate_refuses_by_name(body: bytes, status: int, says: str) -> None:
-    parts = new()
+    parts = Parts()
     refused(ask(parts, "POST", "/v2/models/llama/generate", content=body), status, says)
     assert parts.teller.jobs == []
 
@@ -402,7 +397,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_generate_stream_sends_an_event_per_piece_and_no_marker() -> None:
-    parts = new()
+    parts = Parts()
     parts.teller.chunks = CHUNKS[::2]
     about = {"model_name": "llama", "model_version": "1", "index": 0}
     answer = ask(parts, "POST", "/v2/models/llama/generate_stream", json={"text_input": "hi", "stream": True})
@@ -414,7 +409,7 @@ def test_generate_stream_sends_an_event_per_piece_and_no_marker() -> None:
 
 
 def test_generate_stream_without_streaming_is_one_event() -> None:
-    parts = new()
+    parts = Parts()
     parts.teller.chunks = CHUNKS[::2]
     answer = ask(
         parts, "POST", "/v2/models/llama/versions/1/generate_stream", json={"text_input": "a", "stream": False}
@@ -423,7 +418,7 @@ def test_generate_stream_without_streaming_is_one_event() -> None:
 
 
 def test_error_in_a_stream_is_its_last_event() -> None:
-    parts = new()
+    parts = Parts()
     parts.teller.chunks, parts.teller.error = CHUNKS[:1], DeadlineExceeded("not finished within 1 s")
     first, last = events(ask(parts, "POST", "/v2/models/llama/generate_stream", json={"text_input": "hi"}))
     assert first["text_output"] == "The "
@@ -434,7 +429,7 @@ def test_error_in_a_stream_is_its_last_event() -> None:
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
 def test_generate_on_images_is_refused_with_advice(verb: str) -> None:
-    refused(ask(new(), "POST", f"/v2/models/unet/{verb}", json={"image": [1]}), 400, "/v1/segment")
+    refused(ask(Parts(), "POST", f"/v2/models/unet/{verb}", json={"image": [1]}), 400, "/v1/segment")
 
 
 @pytest.mark.parametrize(
@@ -459,7 +454,7 @@ def test_generate_on_images_is_refused_with_advice(verb: str) -> None:
     ],
 )
 def test_management_is_forbidden(method: str, path: str) -> None:
-    parts = new()
+    parts = Parts()
     refused(ask(parts, method, path), 403, "not for clients")
     assert parts.triton.asked == []
 
@@ -468,11 +463,11 @@ def test_management_is_forbidden(method: str, path: str) -> None:
     ("method", "path"), [("GET", "/v2/models/llama/infer"), ("POST", "/v2"), ("DELETE", "/v2/models/unet")]
 )
 def test_wrong_verb_on_a_served_route_is_said_so(method: str, path: str) -> None:
-    refused(ask(new(), method, path), 405, method)
+    refused(ask(Parts(), method, path), 405, method)
 
 
 def test_models_without_a_price_are_forbidden_and_unknown_ones_not_found() -> None:
-    parts = new()
+    parts = Parts()
     parts.triton.answers["/v2/models/resnet"] = {"name": "resnet"}
     for method, path in (("GET", "/v2/models/{}"), ("POST", "/v2/models/{}/infer"), ("GET", "/v2/models/{}/ready")):
         refused(ask(parts, method, path.format("resnet")), 403, "no price")
@@ -482,7 +477,7 @@ def test_models_without_a_price_are_forbidden_and_unknown_ones_not_found() -> No
 
 
 def test_health_is_that_of_the_whole_service() -> None:
-    parts = new()
+    parts = Parts()
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/llama/ready", "/v2/models/unet/versions/1/ready"):
         assert ask(parts, "GET", path).status_code == 200
     parts.engines.trouble = {"unet": "loading"}
@@ -494,7 +489,7 @@ def test_health_is_that_of_the_whole_service() -> None:
 
 
 def test_metadata_shows_what_clients_may_use() -> None:
-    parts = new()
+    parts = Parts()
     tensors = [{"name": "image"}, {"name": "lease"}, {"name": "control"}]
     outputs = [{"name": "mask"}, {"name": "statement"}, {"name": "control"}]
     parts.triton.answers = {
@@ -517,5 +512,5 @@ def test_masses_of_wrong_fields_cost_no_masses_of_errors() -> None:
     many = {str(number): None for number in range(100_000)}
     bodies: list[dict[str, Any]] = [{"inputs": [image_input()], "parameters": many}, {"inputs": [{}] * 100_000}, many]
     for body in bodies:
-        refused(ask(new(), "POST", "/v2/models/unet/infer", json=body), 400)
-    refused(ask(new(), "POST", "/v2/models/llama/generate", json={"text_input": "a", "parameters": many}), 400)
+        refused(ask(Parts(), "POST", "/v2/models/unet/infer", json=body), 400)
+    refused(ask(Parts(), "POST", "/v2/models/llama/generate", json={"text_input": "a", "parameters": many}), 400)

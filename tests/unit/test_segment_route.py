@@ -13,7 +13,6 @@ from PIL import Image
 from common.errors import NeverFits, NotNow
 from common.settings import Server, Settings
 from frontend import masks
-from frontend.routes import segment
 from frontend.runs import ImageJob
 from frontend.upload import Form, accepted
 from tests.unit.fake_parts import TILES, Parts, check_error, mask_of, vram_headers
@@ -21,7 +20,7 @@ from tests.unit.fake_parts import TILES, Parts, check_error, mask_of, vram_heade
 
 def ask(parts: Parts | None = None, **options: Any) -> httpx.Response:
     path = options.pop("path", "/v1/segment")
-    return asyncio.run((parts or Parts(segment.router)).ask("POST", path, **options))
+    return asyncio.run((parts or Parts()).ask("POST", path, **options))
 
 
 def picture(width: int = 3, height: int = 2, mode: str = "RGB", form: str = "PNG", **options: Any) -> bytes:
@@ -48,7 +47,7 @@ def upload(image: bytes, **fields: str) -> dict[str, Any]:
 
 
 def test_form_upload_is_answered_with_the_mask_and_its_bytes() -> None:
-    parts = Parts(segment.router)
+    parts = Parts()
     answer = ask(parts, **upload(picture()))
     np.testing.assert_array_equal(np.asarray(opened(answer)), 255 * mask_of(2, 3))
     assert {name: answer.headers[name] for name in vram_headers()} == vram_headers()
@@ -58,7 +57,7 @@ def test_form_upload_is_answered_with_the_mask_and_its_bytes() -> None:
 
 
 def test_file_as_the_body_is_the_same() -> None:
-    parts = Parts(segment.router)
+    parts = Parts()
     answer = ask(parts, content=picture(), headers={"Content-Type": "image/png"}, path="/v1/segment?threshold=0.25")
     assert opened(answer).size == (3, 2)
     assert parts.teller.jobs == [ImageJob(2, 3, encoded=picture(), threshold=0.25)]
@@ -78,7 +77,7 @@ def test_json_answer_tells_classes_by_run_lengths() -> None:
 
 
 def test_several_classes_leave_out_the_background() -> None:
-    parts = Parts(segment.router)
+    parts = Parts()
     parts.engines.tiles = type(TILES)(**(TILES.__dict__ | {"classes": 3, "class_names": ("none", "cell", "wall")}))
     parts.teller.mask = np.array([[0, 1, 2], [2, 2, 0]], np.uint8)
     told = ask(parts, **upload(picture(), format="json")).json()
@@ -119,7 +118,7 @@ def test_grey_levels_of_16_bits_survive_in_the_overlay() -> None:
     levels = (np.arange(256, dtype=np.uint16) * 257).reshape(16, 16)
     buffer = io.BytesIO()
     Image.fromarray(levels).save(buffer, "PNG")
-    parts = Parts(segment.router)
+    parts = Parts()
     parts.teller.mask = np.zeros((16, 16), np.uint8)
     painted = np.asarray(opened(ask(parts, **upload(buffer.getvalue(), format="overlay"))))
     np.testing.assert_array_equal(painted[..., 0].ravel(), np.arange(256))
@@ -165,7 +164,7 @@ def bomb() -> bytes:
     "image", [b"", b"no image", picture()[:20], picture(form="GIF"), b"\xff\xd8\xff", b"II*\0\0\0\0\0"]
 )
 def test_what_is_no_image_is_refused(image: bytes) -> None:
-    parts = Parts(segment.router)
+    parts = Parts()
     check_error(ask(parts, **upload(image)), 400, "invalid_value")
     check_error(ask(parts, content=image, headers={"Content-Type": "image/png"}), 400, "invalid_value")
     assert parts.teller.jobs == []
@@ -203,14 +202,14 @@ def test_decompression_bomb_is_refused_with_its_pixels() -> None:
 def test_what_cannot_be_read_is_refused_by_name(
     options: dict[str, Any], status: int, code: str | None, says: str
 ) -> None:
-    parts = Parts(segment.router)
+    parts = Parts()
     assert says in check_error(ask(parts, **options), status, code or "unsupported_media_type")
     assert parts.teller.jobs == []
     assert ask(parts, **upload(picture())).status_code == 200, "the next request works"
 
 
 def test_refusals_of_the_teller_come_with_their_numbers() -> None:
-    parts = Parts(segment.router)
+    parts = Parts()
     parts.teller.refusal = NeverFits("too wide", numbers={"price_bytes": 9, "capacity_bytes": 5})
     answer = ask(parts, **upload(picture()))
     assert check_error(answer, 413, "never_fits") == "too wide"
@@ -220,13 +219,13 @@ def test_refusals_of_the_teller_come_with_their_numbers() -> None:
 
 
 def test_engine_that_is_not_ready_is_said_before_anything_is_read() -> None:
-    parts = Parts(segment.router)
+    parts = Parts()
     parts.engines.trouble = {"unet": "loading"}
     answer = ask(parts, content=b"not even an image")
     assert "loading" in check_error(answer, 503, "server_is_overloaded")
 
 
 def test_body_over_the_limit_is_refused() -> None:
-    parts = Parts(segment.router, Settings(server=Server.model_validate({"max_body_bytes": 1000})))
+    parts = Parts(Settings(server=Server.model_validate({"max_body_bytes": 1000})))
     check_error(ask(parts, **upload(bytes(2000))), 413, "content_too_large")
     assert json.loads(ask(parts, **upload(picture(), format="json")).content)["height"] == 2
