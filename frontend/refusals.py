@@ -8,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from common.errors import InvalidRequest, RequestError, Unauthenticated, UnsupportedMedia, from_http_status
+from common.errors import InvalidRequest, RequestError, Unauthenticated, from_http_status
 from frontend import record, v2
 
 V2 = "/v2"
@@ -55,21 +55,9 @@ async def _translate(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _explain(request: Request, error: Exception) -> JSONResponse:
-    """What pydantic found, by the first thing that is wrong; the value itself is not repeated."""
+    """What the framework finds wrong with a parameter; the value itself is not repeated."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     source, *keys = first["loc"]
     param = ".".join(str(key) for key in keys) or None
-    refusal: RequestError
-    if first["type"] == "json_invalid":
-        refusal = InvalidRequest("the body is not valid JSON")
-    elif source == "body" and not keys and not _is_json(request):
-        refusal = UnsupportedMedia("the body must be JSON, with content-type application/json")
-    else:
-        refusal = InvalidRequest(f"{param or source}: {first['msg']}", param=param)
-    return respond(refusal, request.url.path)
-
-
-def _is_json(request: Request) -> bool:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return media_type == "application/json" or media_type.endswith("+json")
+    return respond(InvalidRequest(f"{param or source}: {first['msg']}", param=param), request.url.path)

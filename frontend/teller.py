@@ -146,7 +146,7 @@ class Teller:
     ) -> AsyncIterator[Held]:
         """A lease for the time of the block, which sends the work and leaves the statement in :class:`Held`.
 
-        Leaving normally settles the lease; leaving in any other way, without a statement, abandons it and cancels the
+        Leaving with a statement settles the lease; leaving without one, in whatever way, abandons it and cancels the
         work. Raises the refusal of admission before the block, and DeadlineExceeded after `timeout_s` in all.
         """
         note = record.current()
@@ -156,18 +156,16 @@ class Teller:
         left_s = max(0.0, end_s - self._clock())
         held = Held(lease, WireLease(lease.id, lease.lines, left_s, max_tokens, canvas_bytes))
         self._live[lease.id] = held
-        clean = False
         try:
             async with asyncio.timeout(left_s) as held.limit:
                 yield held
-            clean = True
         except TimeoutError:
             if held.limit is None or not held.limit.expired():
                 raise
             raise _expiry(held, timeout_s) from None
         finally:
             del self._live[lease.id]
-            self._end(held, clean)
+            self._end(held)
 
     async def close(self, limit_s: float) -> None:
         """Cancels every text run and waits for the end of all abandoned work, at most `limit_s` seconds."""
@@ -190,10 +188,10 @@ class Teller:
         self._metrics.queue_waited(self._clock() - asked_s)
         return lease
 
-    def _end(self, held: Held, clean: bool) -> None:
+    def _end(self, held: Held) -> None:
         """Settles what has ended, abandons what may still run; never waits, so nothing can interrupt it."""
         lease, statement = held.lease, held.statement
-        state = "void" if held.void else "settled" if clean or statement else "abandoned"
+        state = "void" if held.void else "settled" if statement else "abandoned"
         if state == "abandoned":
             self._engines.abandon(lease.id)
         else:

@@ -1,11 +1,11 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import aiohttp
 import numpy as np
@@ -386,15 +386,19 @@ async def served(folder: Path) -> AsyncIterator[tuple[Room, str, aiohttp.ClientS
             yield room, url, client
 
 
-async def hang_up(client: aiohttp.ClientSession, url: str, room: Room, when: Any) -> None:
+async def hang_up(client: aiohttp.ClientSession, url: str, when: Callable[[], bool]) -> None:
     """Sends a request and closes its socket once `when` holds."""
-    task = asyncio.create_task(client.post(url).__aenter__())
+
+    async def visit() -> None:
+        async with client.post(url) as answer:
+            await answer.read()
+
+    task = asyncio.create_task(visit())
     try:
         await until(when)
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            (await task).close()
+        await asyncio.wait([task])
 
 
 def test_answers_arrive_through_the_web(tmp_path: Path) -> None:
@@ -420,7 +424,7 @@ def test_a_client_that_leaves_while_the_engine_works_ends_the_work(tmp_path: Pat
             room.llama.go.clear()
             room.unet.go.clear()
             engine = room.unet if path == "/image" else room.llama
-            await hang_up(client, url + path, room, lambda: bool(engine.active))
+            await hang_up(client, url + path, lambda: bool(engine.active))
             await room.idle()
             assert len(engine.cancels) == 1
 
@@ -445,7 +449,7 @@ def test_a_client_that_leaves_before_the_first_response_ends_the_work(tmp_path: 
     async def test() -> None:
         async with served(tmp_path) as (room, url, client):
             room.llama.admit.clear()
-            await hang_up(client, url + path, room, lambda: bool(room.llama.active))
+            await hang_up(client, url + path, lambda: bool(room.llama.active))
             await room.idle()
 
     run(test)
@@ -457,7 +461,7 @@ def test_a_client_that_leaves_the_line_leaves_no_trace(tmp_path: Path, path: str
         async with served(tmp_path) as (room, url, client):
             room.llama.go.clear()
             holder = await room.teller.generate(WHOLE, 20)
-            await hang_up(client, url + path, room, lambda: room.services.admission.waiting == 1)
+            await hang_up(client, url + path, lambda: room.services.admission.waiting == 1)
             await until(lambda: room.services.admission.waiting == 0)
             assert room.held_bytes == 10 * PAGE_BYTES
             room.llama.go.set()
@@ -510,8 +514,9 @@ def test_stopping_the_server_ends_what_runs(tmp_path: Path) -> None:
                 async with serving_app(app, settings) as url:
                     answer = await client.post(url + "/stream")
                     assert await answer.content.readline() == b"data: t0 \n"
-                with pytest.raises(aiohttp.ClientError):
-                    await answer.read()
+                async with answer:
+                    with pytest.raises(aiohttp.ClientError):
+                        await answer.read()
             assert room.services.admission.closed == "the server is shutting down"
             await room.idle()
 

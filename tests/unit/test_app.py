@@ -1,0 +1,287 @@
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.requests import Request as StarletteRequest
+
+from common.errors import InvalidRequest, NeverFits, NotNow, RequestError
+from common.settings import Settings
+from frontend import record
+from frontend.app import create_app
+from frontend.disconnect import unless_disconnected
+from frontend.metrics import Metrics
+from frontend.services import Services, deadline_s
+from tests.unit.web import run, serving_app, until
+
+SECRET = "my secret prompt"
+SETTINGS = Settings.model_validate({"server": {"max_body_bytes": 1000, "max_connections": 4}})
+
+probes = APIRouter()
+
+
+@probes.post("/probe/read")
+async def read(request: Request) -> dict[str, int]:
+    record.current().model = "llama"
+    record.current().price_bytes = 123
+    return {"bytes": len(await request.body())}
+
+
+@probes.get("/probe/refuse/{what}")
+async def refuse(what: str) -> None:
+    errors: dict[str, RequestError] = {
+        "now": NotNow("not now", numbers={"price_bytes": 7}, retry_after_s=1.2),
+        "never": NeverFits("never", numbers={"price_bytes": 7, "capacity_bytes": 5}),
+        "value": InvalidRequest("wrong", param="n"),
+    }
+    raise errors[what]
+
+
+@probes.get("/probe/fail")
+async def fail() -> None:
+    raise ValueError(SECRET)
+
+
+@probes.get("/probe/number")
+async def number(value: int) -> int:
+    return value
+
+
+@probes.get("/probe/break")
+async def break_off() -> StreamingResponse:
+    async def parts() -> AsyncIterator[str]:
+        yield "begun"
+        await asyncio.sleep(0.05)
+        raise ValueError(SECRET)
+
+    return StreamingResponse(parts())
+
+
+@probes.get("/probe/wait")
+async def wait(request: Request) -> Response:
+    gate: asyncio.Event = request.app.state.gate
+    request.app.state.waiting += 1
+    await unless_disconnected(request, gate.wait())
+    return Response("passed")
+
+
+def make_app() -> FastAPI:
+    fake = SimpleNamespace(metrics=Metrics(), stop=lambda: None)
+    app = create_app(SETTINGS, cast(Services, fake))
+    app.include_router(probes)
+    app.state.gate, app.state.waiting = asyncio.Event(), 0
+    return app
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[aiohttp.ClientSession, FastAPI]]:
+    app = make_app()
+    async with serving_app(app, SETTINGS) as url, aiohttp.ClientSession(url) as client:
+        yield client, app
+
+
+async def status_of(client: aiohttp.ClientSession, method: str, path: str, **options: Any) -> int:
+    async with client.request(method, path, **options) as answer:
+        await answer.read()
+        return answer.status
+
+
+def rendered(app: FastAPI) -> str:
+    return str(app.state.services.metrics.render().decode())
+
+
+def test_errors_have_one_form() -> None:
+    cases: dict[str, tuple[int, dict[str, Any], dict[str, str]]] = {
+        "/probe/refuse/now": (
+            429,
+            {"type": "rate_limit_error", "code": "rate_limit_exceeded", "price_bytes": 7},
+            {"Retry-After": "2"},
+        ),
+        "/probe/refuse/never": (413, {"code": "never_fits", "capacity_bytes": 5}, {"x-should-retry": "false"}),
+        "/probe/refuse/value": (400, {"code": "invalid_value", "param": "n"}, {"x-should-retry": "false"}),
+        "/nowhere": (404, {"code": "not_found"}, {}),
+        "/probe/number?value=x": (400, {"code": "invalid_value", "param": "value"}, {}),
+        "/probe/number": (400, {"code": "invalid_value", "param": "value"}, {}),
+        "/probe/read": (405, {"code": "method_not_allowed"}, {"Allow": "POST"}),
+        "/probe/fail": (500, {"code": "internal_error", "type": "server_error"}, {}),
+    }
+
+    async def test() -> None:
+        async with served() as (client, _):
+            for path, (status, fields, headers) in cases.items():
+                async with client.get(path) as answer:
+                    error = (await answer.json())["error"]
+                    assert answer.status == status, path
+                    assert error.items() >= fields.items(), path
+                    assert error.keys() >= {"message", "type", "param", "code"}, path
+                    assert answer.headers.items() >= headers.items(), path
+                    assert answer.headers["x-request-id"], path
+
+    run(test)
+
+
+def test_below_v2_an_error_is_what_kserve_clients_read() -> None:
+    async def test() -> None:
+        async with served() as (client, _):
+            async with client.get("/v2/repository/index") as answer:
+                body = await answer.json()
+            assert answer.status == 403
+            assert isinstance(body["error"], str)
+            assert body["code"] == "forbidden"
+
+    run(test)
+
+
+def test_a_fault_of_ours_says_nothing_of_what_was_sent(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with served() as (client, _):
+            async with client.get("/probe/fail") as answer:
+                assert SECRET not in await answer.text()
+            with pytest.raises(aiohttp.ClientError):
+                async with client.get("/probe/break") as answer:
+                    await answer.read()
+            async with client.post("/probe/read", data=b"x") as answer:
+                assert answer.status == 200
+
+    with caplog.at_level(logging.DEBUG):
+        run(test)
+    assert SECRET not in caplog.text
+    assert "ValueError at" in caplog.text
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_over_the_limit_is_refused_and_the_connection_goes_on(chunked: bool) -> None:
+    async def pieces(size: int) -> AsyncIterator[bytes]:
+        for _ in range(0, size, 100):
+            yield b"x" * 100
+
+    async def test() -> None:
+        async with served() as (client, _):
+            for size, status in ((1000, 200), (1100, 413), (1000, 200)):
+                async with client.post("/probe/read", data=pieces(size) if chunked else b"x" * size) as answer:
+                    body = await answer.json()
+                    assert answer.status == status
+            async with client.post("/probe/read", data=b"x" * 5000) as answer:
+                body = await answer.json()
+            assert body["error"]["code"] == "content_too_large"
+            assert body["error"]["max_body_bytes"] == 1000
+
+    run(test)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 1000000000", b"Transfer-Encoding: chunked"])
+def test_the_limit_is_told_before_the_body_has_come(framing: bytes) -> None:
+    async def test() -> None:
+        async with served() as (client, _):
+            assert client._base_url is not None
+            reader, writer = await asyncio.open_connection("127.0.0.1", client._base_url.port)
+            writer.write(b"POST /probe/read HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n\r\n")
+            if b"chunked" in framing:
+                writer.write(b"800\r\n" + b"x" * 0x800 + b"\r\n")
+            assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+            writer.close()
+
+    run(test)
+
+
+def test_one_request_too_many_is_told_so_in_the_same_form() -> None:
+    async def test() -> None:
+        async with served() as (client, app):
+            busy = [asyncio.create_task(status_of(client, "GET", "/probe/wait")) for _ in range(4)]
+            await until(lambda: app.state.waiting == 4)
+            async with client.get("/probe/number?value=1") as answer:
+                assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+                assert (await answer.json())["error"]["type"] == "service_unavailable_error"
+            async with client.get("/healthz") as answer:
+                assert answer.status == 200
+            app.state.gate.set()
+            assert set(await asyncio.gather(*busy)) == {200}
+            async with client.get("/probe/number?value=1") as answer:
+                assert answer.status == 200
+
+    run(test)
+
+
+def test_request_ids_come_back_if_they_are_plain() -> None:
+    async def test() -> None:
+        async with served() as (client, _):
+            seen = []
+            for sent in ("mine-1.2:3", "x" * 65, "two words", ""):
+                async with client.get("/probe/number?value=1", headers={"X-Request-Id": sent}) as answer:
+                    seen.append(answer.headers.getall("x-request-id"))
+            assert seen[0] == ["mine-1.2:3"]
+            assert all(len(ids) == 1 and len(ids[0]) == 32 for ids in seen[1:])
+
+    run(test)
+
+
+def test_every_end_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with served() as (client, app):
+            await status_of(client, "POST", "/probe/read", data=SECRET.encode(), headers={"x-request-id": "id-1"})
+            await status_of(client, "GET", "/probe/refuse/now")
+            await status_of(client, "GET", "/secret-path-of-a-client")
+            await status_of(client, "GET", "/healthz")
+            headers = {"x-request-id": "id-2"}
+            gone = asyncio.create_task(status_of(client, "GET", "/probe/wait", headers=headers))
+            await until(lambda: app.state.waiting == 1)
+            gone.cancel()
+            await asyncio.wait([gone])
+            await until(lambda: "request id-2" in caplog.text)
+            text = rendered(app)
+        assert 'model="llama",outcome="ok",route="other"} 1.0' in text
+        assert 'outcome="rate_limit_exceeded"' in text
+        assert "secret" not in text
+
+    with caplog.at_level(logging.INFO):
+        run(test)
+    ends = [item.getMessage() for item in caplog.records if item.name == "frontend.envelope"]
+    assert ends[0].startswith("request id-1 POST /probe/read model=llama outcome=ok price_bytes=123 seconds=")
+    assert "GET /probe/refuse/{what} model=none outcome=rate_limit_exceeded" in ends[1]
+    assert "GET none model=none outcome=not_found" in ends[2]
+    assert "request id-2 GET /probe/wait model=none outcome=client_closed_request" in ends[3]
+    assert len(ends) == 4
+    assert "secret" not in " ".join(ends)
+
+
+def test_a_stop_answers_what_still_waits() -> None:
+    async def test() -> None:
+        app = make_app()
+        settings = Settings.model_validate({"server": {"shutdown_s": 0.1}})
+        async with aiohttp.ClientSession() as client:
+            async with serving_app(app, settings) as url:
+                waiting = asyncio.create_task(client.get(url + "/probe/wait"))
+                await until(lambda: app.state.waiting == 1)
+            async with await waiting as answer:
+                assert answer.status == 503
+                assert "shutting down" in (await answer.json())["error"]["message"]
+
+    run(test)
+
+
+def request_with(headers: dict[str, str]) -> StarletteRequest:
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    return StarletteRequest({"type": "http", "headers": raw})
+
+
+@pytest.mark.parametrize(
+    ("header", "asked_s", "expected_s"), [(None, None, 30.0), ("2.5", None, 2.5), ("7", 3.0, 3.0), ("600", None, 600.0)]
+)
+def test_a_deadline_is_the_bodys_or_the_headers_or_the_default(
+    header: str | None, asked_s: float | None, expected_s: float
+) -> None:
+    request = request_with({} if header is None else {"X-Request-Timeout": header})
+    assert deadline_s(request, Settings(), asked_s) == expected_s
+
+
+@pytest.mark.parametrize("header", ["", "soon", "nan", "inf", "-1", "0", "601", "1e400"])
+def test_a_deadline_that_is_none_is_refused(header: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        deadline_s(request_with({"X-Request-Timeout": header}), Settings())
+    assert caught.value.param == "x-request-timeout"
