@@ -9,6 +9,7 @@ from common.settings import Settings
 from frontend import refusals
 from frontend.envelope import Envelope
 from frontend.limits import Backstop, BodyLimit
+from frontend.routes import bank, health, kserve, openai, predict, segment
 from frontend.services import Services, open_services
 
 
@@ -32,4 +33,6 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.add_middleware(Backstop, max_requests=settings.server.max_connections)
     app.add_middleware(Envelope)
     refusals.install(app)
+    for routes in (openai, segment, kserve, predict, bank, health):
+        app.include_router(routes.router)
     return app
