@@ -96,6 +96,17 @@ def test_retry_after_replays_the_ends_of_leases_and_the_line_in_front() -> None:
     run(test)
 
 
+def test_retry_after_sees_who_waits_behind_whom_across_accounts() -> None:
+    async def test() -> None:
+        gate = Gate()
+        await gate.admit(pages=90, expected_s=4)
+        await gate.queue(pages=50, host=60, expected_s=2)  # from 4 to 6
+        await gate.queue(host=60, canvas=10)  # from 6
+        assert gate.admission.ask(price(canvas=5)).retry_after_s == 6
+
+    run(test)
+
+
 def test_nobody_knows_when_bytes_without_a_lease_come_back_so_waiting_is_allowed() -> None:
     async def test() -> None:
         gate = Gate(max_wait_s=7)

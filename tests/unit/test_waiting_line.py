@@ -27,6 +27,21 @@ def test_the_line_is_served_in_order_of_arrival() -> None:
     run(test)
 
 
+def test_a_small_request_does_not_pass_a_large_one_on_its_account() -> None:
+    async def test() -> None:
+        gate = Gate()
+        running = [await gate.admit(pages=size) for size in (60, 30)]
+        large, small = await gate.queue(pages=80), await gate.queue(pages=20)
+        gate.ledger.settle(running[1].id)
+        await steps()
+        assert not large.done()
+        assert not small.done(), "it fits in the 40 bytes that are left, but it came later"
+        gate.ledger.settle(running[0].id)
+        assert [(await waiter).lines for waiter in (large, small)] == [{PAGES: 80}, {PAGES: 20}]
+
+    run(test)
+
+
 def test_a_request_passes_others_only_on_accounts_they_do_not_draw_on() -> None:
     async def test() -> None:
         gate = Gate()
