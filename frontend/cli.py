@@ -2,68 +2,118 @@
 
 import os
 import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.markup import escape
 
+from common import image_header
 from common import settings as settings_module
 from common.errors import VramgateError
-from common.settings import CONFIG_ENV, DEFAULT_FILE, to_environ
+from common.settings import CONFIG_ENV, DEFAULT_FILE, Settings, to_environ
 from frontend import doctor as checks
+from frontend import tables
+from frontend.service_client import ServiceClient, local_url
 from frontend.steps import Steps
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    help="GPU memory as a bank account, for Llama and UNet behind Triton.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 console = Console()
 
+REFRESH_S = 0.5
+
 Port = Annotated[int | None, typer.Option(help="Port of the frontend.", min=1, max=65535)]
-TritonUrl = Annotated[
-    str | None, typer.Option(help="Use the Triton that runs at this address, start none.", metavar="URL")
-]
 Config = Annotated[Path | None, typer.Option(help="Settings file; ./vramgate.toml where it exists.", metavar="FILE")]
-TritonPort = Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the embedded Triton.")]
+Url = Annotated[str | None, typer.Option(help="Address of the running service.", metavar="URL")]
 
 
 @app.command()
 def up(
     port: Port = None,
-    triton_url: TritonUrl = None,
-    triton_http_port: TritonPort = None,
-    triton_grpc_port: TritonPort = None,
-    triton_metrics_port: TritonPort = None,
+    triton_url: Annotated[str | None, typer.Option(help="Use this running Triton.", metavar="URL")] = None,
+    triton_http_port: Port = None,
+    triton_grpc_port: Port = None,
+    triton_metrics_port: Port = None,
     config: Config = None,
 ) -> None:
     """Start everything; Ctrl-C stops it."""
     from frontend.launcher import launch
 
-    environ = _environ(config)
-    flags = {
-        ("server", "port"): port,
-        ("triton", "url"): triton_url,
-        ("triton", "http_port"): triton_http_port,
-        ("triton", "grpc_port"): triton_grpc_port,
-        ("triton", "metrics_port"): triton_metrics_port,
-    }
-    for (section, key), value in flags.items():
-        if value is not None:
-            environ |= to_environ(section, key, value)
+    environ = _environ(config) | _flags(
+        {
+            ("server", "port"): port,
+            ("triton", "url"): triton_url,
+            ("triton", "http_port"): triton_http_port,
+            ("triton", "grpc_port"): triton_grpc_port,
+            ("triton", "metrics_port"): triton_metrics_port,
+        }
+    )
     launch(settings_module.load(environ), environ, Steps(console))
 
 
 @app.command()
-def doctor(config: Config = None) -> None:
+def quote(
+    prompt: Annotated[str | None, typer.Option(help="Text for the language model.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Or only how many tokens it has.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    n: Annotated[int, typer.Option(min=1, help="How many answers.")] = 1,
+    image: Annotated[Path | None, typer.Option(help="Or an image to segment.", metavar="FILE")] = None,
+    port: Port = None,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Say what a request would cost, byte by byte, without running it."""
+    if [prompt, prompt_tokens, image].count(None) != 2:
+        raise VramgateError("quote: give one of --prompt, --prompt-tokens and --image")
+    if image is not None:
+        body = _image_body(image, _load(config, port))
+    else:
+        sizes = {"prompt": prompt, "prompt_tokens": prompt_tokens, "max_tokens": max_tokens, "n": n}
+        body = {"model": "llama"} | {key: value for key, value in sizes.items() if value is not None}
+    console.print(tables.quote(_client(url, config, port).post("/v1/quote", body)))
+
+
+@app.command()
+def ledger(
+    once: Annotated[bool, typer.Option("--once", help="Print it once instead of following it.")] = False,
+    port: Port = None,
+    url: Url = None,
+    config: Config = None,
+) -> None:
+    """Show accounts, leases and engines; Ctrl-C ends it."""
+    client = _client(url, config, port)
+    told = client.get("/v1/ledger")
+    if once or not console.is_terminal:
+        console.print(tables.ledger(told))
+        return
+    with suppress(KeyboardInterrupt), Live(tables.ledger(told), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(REFRESH_S)
+            live.update(tables.ledger(client.get("/v1/ledger")), refresh=True)
+
+
+@app.command()
+def doctor(port: Port = None, config: Config = None) -> None:
     """Check what the service needs; each line says what to do."""
     marks = {checks.Level.OK: "[green]✓[/]", checks.Level.NOTE: "[yellow]![/]", checks.Level.BAD: "[red]✗[/]"}
-    findings = []
-    for finding in checks.examine(settings_module.load(_environ(config))):
-        findings.append(finding)
+    bad = False
+    for finding in checks.examine(_load(config, port)):
+        bad = bad or finding.level is checks.Level.BAD
         text = f"{marks[finding.level]} [bold]{finding.subject}[/]: {escape(finding.says)}"
         text += f"\n  → {escape(finding.advice)}" if finding.advice else ""
         console.print(text, highlight=False, soft_wrap=True)
-    if any(finding.level is checks.Level.BAD for finding in findings):
+    if bad:
         raise typer.Exit(1)
 
 
@@ -80,6 +130,36 @@ def main() -> None:
     except VramgateError as error:
         print(f"vramgate: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _image_body(file: Path, settings: Settings) -> dict[str, object]:
+    """What is asked about an image: its size, out of its header."""
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise VramgateError(f"{file}: {error.strerror}") from None
+    header = image_header.read(data, settings.unet.max_pixels)
+    return {
+        "model": "unet",
+        "format": header.format.lower(),
+        "height": header.height,
+        "width": header.width,
+        "encoded_bytes": len(data),
+    }
+
+
+def _client(url: str | None, config: Path | None, port: int | None) -> ServiceClient:
+    return ServiceClient(url or local_url(_load(config, port).server))
+
+
+def _load(config: Path | None, port: int | None) -> Settings:
+    return settings_module.load(_environ(config) | _flags({("server", "port"): port}))
+
+
+def _flags(flags: Mapping[tuple[str, str], object]) -> dict[str, str]:
+    """The environment variables that set what was given on the command line."""
+    given = {place: value for place, value in flags.items() if value is not None}
+    return {name: text for place, value in given.items() for name, text in to_environ(*place, value).items()}
 
 
 def _environ(config: Path | None) -> dict[str, str]:
