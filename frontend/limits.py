@@ -5,8 +5,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from common.errors import BodyTooLarge, NotReady
 from frontend.refusals import respond
 
-UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Must be answered above all when there is too much to do."""
+UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
+"""Asked again and again by machines, and above all when there is too much to do."""
 
 
 class BodyLimit:

@@ -25,7 +25,7 @@ ROUTES = frozenset(
         "/v1/completions",
         "/v1/ledger",
         "/v1/models",
-        "/v1/models/{model}",
+        "/v1/models/{model:path}",
         "/v1/quote",
         "/v1/segment",
         "/v1/statements",
