@@ -84,7 +84,11 @@ class Channel(Generic[Result]):
             ended = self._ended
             self._queued = False
         try:
-            self._port.send(results, self._statement if ended else None, self._error if ended else None)
+            # A reader of a stream gets the sequences one by one: joined token ids could not be told apart.
+            for result in [] if self._gather else results[:-1]:
+                self._port.send([result], None, None)
+            last = results if self._gather else results[-1:]
+            self._port.send(last, self._statement if ended else None, self._error if ended else None)
         except Exception:
             log.exception("an answer could not be sent; its work is cancelled")
             self._outbox.on_left(self.work_id)
