@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import httpx
-from fastapi import APIRouter
 
 from common.errors import RequestError
 from common.settings import Llama, Server, Settings
@@ -100,7 +99,7 @@ class Teller:
 class Parts:
     """The fakes, and an HTTP client of the real app over them."""
 
-    def __init__(self, router: APIRouter) -> None:
+    def __init__(self) -> None:
         self.teller = Teller()
         self.now_s = 0.0
         others: dict[str, Any] = dict.fromkeys(("ledger", "admission", "journal", "triton"))
@@ -114,7 +113,6 @@ class Parts:
             **others,
         )
         self.app = create_app(SETTINGS, services)
-        self.app.include_router(router)
 
     @property
     def job(self) -> TextJob:

@@ -8,7 +8,6 @@ from openai.types import Completion, CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from common.errors import DeadlineExceeded, NeverFits, NotNow, UpstreamBroken
-from frontend.routes import openai
 from frontend.runs import TextChunk, TextJob
 from tests.unit.fake_text import BOS, HELLO, VRAM, Parts, check_error
 from tests.unit.web import run, serving_app, until
@@ -49,7 +48,7 @@ def events(answer: httpx.Response) -> list[str]:
 
 @pytest.fixture
 def parts() -> Parts:
-    return Parts(openai.router)
+    return Parts()
 
 
 def test_completion_tells_text_usage_and_bytes(parts: Parts) -> None:

@@ -7,7 +7,6 @@ import httpx
 import pytest
 
 from common.errors import DeadlineExceeded, InternalFault, NeverFits, NotNow, NotReady, RequestError, UpstreamBroken
-from frontend.routes import predict
 from frontend.runs import TextChunk, TextJob
 from tests.unit.fake_text import BOS, STATEMENT, Parts, check_error
 from tests.unit.web import run, serving_app, until
@@ -19,7 +18,7 @@ def ask(parts: Parts, **fields: Any) -> httpx.Response:
 
 @pytest.fixture
 def parts() -> Parts:
-    return Parts(predict.router)
+    return Parts()
 
 
 def test_one_answer_is_a_text_with_its_latency(parts: Parts) -> None:

@@ -7,13 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import APIRouter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frontend.forms import MAX_JSON_BYTES, MAX_NAME_CHARS, Form
 from frontend.openai_forms import ChatForm, CompletionForm
-from frontend.routes import openai, predict
 from frontend.routes.predict import PredictForm
 from tests.unit.bad_text import BAD_CHATS, BAD_COMPLETIONS
 from tests.unit.fake_text import Parts, check_error
@@ -30,16 +28,9 @@ GOOD: dict[str, dict[str, Any]] = {
 FORMS: dict[str, type[Form]] = {COMPLETIONS: CompletionForm, CHAT: ChatForm, PREDICT: PredictForm}
 
 
-def routers() -> APIRouter:
-    router = APIRouter()
-    router.include_router(openai.router)
-    router.include_router(predict.router)
-    return router
-
-
 @cache
 def shared_parts() -> Parts:
-    return Parts(routers())
+    return Parts()
 
 
 def post(parts: Parts, path: str, content: str | bytes, headers: dict[str, str] = JSON) -> httpx.Response:
