@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from frontend.triton import Triton
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -41,3 +43,28 @@ async def events(request: web.Request, *parts: bytes, pause_s: float = 0.0) -> w
 def event(**fields: object) -> bytes:
     """One event as Triton writes it."""
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+@asynccontextmanager
+async def client(*routes: tuple[str, str, Handler], control_s: float = 1.0) -> AsyncIterator[Triton]:
+    async with serving(*routes) as url:
+        triton = Triton(url, admin_key="secret", control_s=control_s)
+        await triton.start()
+        try:
+            yield triton
+        finally:
+            await triton.close()
+
+
+def answering(body: object, status: int = 200) -> Handler:
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(body, status=status)
+
+    return handler
+
+
+def streaming(*parts: bytes) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await events(request, *parts)
+
+    return handler

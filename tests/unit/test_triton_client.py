@@ -1,21 +1,18 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from aiohttp import web
 
-from common.errors import NotNow, NotReady, RequestError, UpstreamBroken
+from common.errors import NotNow, NotReady, UpstreamBroken
 from common.wire import Breaker, CancelOutcome, EngineStatus
 from frontend.triton import Triton
-from tests.unit.fake_triton import Handler, event, events, serving
+from tests.unit.fake_triton import answering, client, event, events, serving, streaming
+from tests.unit.web import run
 
 STREAM = "/v2/models/llama/generate_stream"
 GENERATE = "/v2/models/llama/generate"
-INFER = "/v2/models/unet/infer"
 STATUS = EngineStatus(
     model="llama",
     boot_id="b1",
@@ -33,35 +30,6 @@ STATUS = EngineStatus(
     headroom_bytes=None,
     fragmentation_ratio=0.0,
 )
-
-
-@asynccontextmanager
-async def client(*routes: tuple[str, str, Handler], control_s: float = 1.0) -> AsyncIterator[Triton]:
-    async with serving(*routes) as url:
-        triton = Triton(url, admin_key="secret", control_s=control_s)
-        await triton.start()
-        try:
-            yield triton
-        finally:
-            await triton.close()
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
-
-
-def answering(body: object, status: int = 200) -> Handler:
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response(body, status=status)
-
-    return handler
-
-
-def streaming(*parts: bytes) -> Handler:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        return await events(request, *parts)
-
-    return handler
 
 
 async def collect(triton: Triton) -> list[dict[str, Any]]:
@@ -235,64 +203,6 @@ def test_a_server_that_refuses_before_the_engine_is_not_ready() -> None:
         async with client(("POST", GENERATE, answering({"error": "Server is stopping"}, 503))) as triton:
             with pytest.raises(NotReady, match="stopping"):
                 await triton.status("llama")
-
-    run(test)
-
-
-def v2_reply(header: dict[str, Any], binary: bytes) -> web.Response:
-    text = json.dumps(header).encode()
-    return web.Response(
-        body=text + binary,
-        headers={"Inference-Header-Content-Length": str(len(text)), "Content-Type": "application/octet-stream"},
-    )
-
-
-@pytest.mark.parametrize("edge", [3, 700])
-def test_infer_carries_arrays_both_ways(edge: int) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (edge, edge + 1, 3), dtype=np.uint8)
-
-    async def echo(request: web.Request) -> web.Response:
-        body = await request.read()
-        split = int(request.headers["Inference-Header-Content-Length"])
-        header = json.loads(body[:split])
-        shapes = {item["name"]: item["shape"] for item in header["inputs"]}
-        assert shapes == {"image": [edge, edge + 1, 3], "lease": [1]}
-        assert [item["name"] for item in header["outputs"]] == ["mask", "statement"]
-        pixels = body[split : split + image.nbytes]
-        words = len(b"words").to_bytes(4, "little") + b"words"
-        outputs: list[dict[str, Any]] = [
-            {"name": "mask", "datatype": "UINT8", "shape": [edge, edge + 1, 3]},
-            {"name": "statement", "datatype": "BYTES", "shape": [1]},
-        ]
-        for output, data in zip(outputs, (pixels, words), strict=True):
-            output["parameters"] = {"binary_data_size": len(data)}
-        return v2_reply({"model_name": "unet", "outputs": outputs}, pixels + words)
-
-    async def test() -> None:
-        async with client(("POST", INFER, echo)) as triton:
-            lease = np.array([b'{"id": "a"}'], dtype=np.object_)
-            answer = await triton.infer("unet", {"image": image, "lease": lease}, ["mask", "statement"])
-        np.testing.assert_array_equal(answer["mask"], image)
-        assert answer["mask"].dtype == np.uint8
-        assert answer["statement"].tolist() == [b"words"]
-
-    run(test)
-
-
-@pytest.mark.parametrize(
-    ("handler", "kind"),
-    [
-        (answering({"error": "[INVALID_ARG] no image"}, 400), RequestError),
-        (answering({"model_name": "unet", "outputs": []}), UpstreamBroken),
-        (answering([1, 2]), UpstreamBroken),
-        (answering({"outputs": [{"name": "mask", "datatype": "UINT8", "shape": [2], "data": [1]}]}), UpstreamBroken),
-    ],
-)
-def test_infer_without_its_outputs_raises(handler: Handler, kind: type[RequestError]) -> None:
-    async def test() -> None:
-        async with client(("POST", INFER, handler)) as triton:
-            with pytest.raises(kind):
-                await triton.infer("unet", {"threshold": np.zeros(1, np.float32)}, ["mask"])
 
     run(test)
 
