@@ -83,7 +83,7 @@ def unsupported(*neutral: Any) -> BeforeValidator:
 async def _read_body(request: Request) -> bytes:
     """The body, which the request keeps; the app's own limit holds for one that does not say its length."""
     length = request.headers.get("content-length", "")
-    _refuse_long(int(length) if length.isdigit() else 0)
+    _refuse_long(int(length) if length.isdecimal() else 0)
     try:
         body = await request.body()
     except ClientDisconnect:
