@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import SettingsError
-from common.settings import Settings
+from common.settings import Settings, Triton
 from frontend import interpreter
 
 ADMIN_HEADER = "x-vramgate-admin"
 LOOPBACK = "127.0.0.1"
+DEFAULT_REPOSITORY = Triton().model_repository
 SHARED_MEMORY = Path("/dev/shm")
 STUB = "triton_python_backend_stub"
 BACKEND_FILES = ("libtriton_python.so", "triton_python_backend_utils.py")
@@ -79,15 +80,16 @@ def prepare_backends(installation: Installation, folder: Path) -> Path:
 
 
 def model_repository(settings: Settings) -> Path:
-    """The folder of model folders: as set, or beside the packages where the default is not in the working directory."""
-    beside = Path(__file__).resolve().parent.parent / "model_repository"
-    for folder in (settings.triton.model_repository.expanduser(), beside):
-        if folder.is_dir():
-            return folder.resolve()
-    raise SettingsError(
-        f"no model repository at {settings.triton.model_repository}: set triton.model_repository, or start from "
-        "the folder that holds it"
-    )
+    """The folder of model folders; the default is looked for beside the packages too, so any working directory will do.
+
+    Raises SettingsError.
+    """
+    folder = settings.triton.model_repository.expanduser()
+    if folder == DEFAULT_REPOSITORY and not folder.is_dir():
+        folder = Path(__file__).resolve().parent.parent / DEFAULT_REPOSITORY
+    if not folder.is_dir():
+        raise SettingsError(f"triton.model_repository: there is no folder {folder}")
+    return folder.resolve()
 
 
 def command(settings: Settings, binary: Path, backends_dir: Path, repository: Path, admin_key: str) -> Sequence[str]:
