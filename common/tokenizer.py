@@ -18,6 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from common.errors import InvalidRequest, SettingsError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_CONTEXT_TOKENS = 8
+"""Of the prompt, kept in front of an answer: some decoders drop the space of the first word they see."""
 _MAX_UNDECIDED_TOKENS = 8
 """A character has at most four bytes, so at most four tokens; what is still broken after twice as many stays so."""
 
@@ -72,9 +74,9 @@ class Tokenizer:
         """One token on its own, special ones by name; for lists of alternatives, not for joining."""
         return self._core.decode([token_id], skip_special_tokens=False)
 
-    def stream(self) -> "DecodeStream":
-        """A decoder for one answer, fed token by token."""
-        return DecodeStream(self)
+    def stream(self, prompt_ids: Sequence[int] = ()) -> "DecodeStream":
+        """A decoder for one answer to `prompt_ids`, fed token by token; prompt and answer join without a seam."""
+        return DecodeStream(self, prompt_ids)
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt of a chat, ready for the assistant's turn; encode it with ``special=False``.
@@ -93,10 +95,12 @@ class DecodeStream:
     undecided ones behind them. Text that ends in a broken character waits for the tokens that complete it.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._decided = 0
+        context = list(prompt_ids[-_CONTEXT_TOKENS:])
+        whole = not tokenizer.decode(context).endswith(_REPLACEMENT)
+        self._window = context if whole else []
+        self._decided = len(self._window)
 
     def step(self, token_id: int) -> str | None:
         """What is certain now that this token has come; None when it adds nothing yet."""

@@ -123,26 +123,27 @@ def price_request(limits: LlamaLimits, prompt_tokens: int, max_tokens: int, n: i
 
 
 def standing(shape: LlamaShape, dtype: str, page_tokens: int, pages: int, step_tokens: int, max_batch: int) -> Price:
-    """What the engine holds whether or not anyone calls, line by line, on the account ``llama.grant``."""
+    """What the engine holds whether or not anyone calls, on the account ``llama.grant``.
+
+    Each line's reason starts with the line's name and a colon.
+    """
     one_page_bytes = page_bytes(shape, dtype, page_tokens)
     gathered = gather_pages(shape.context_tokens, page_tokens, pages, max_batch)
+    step_bytes = step_tokens * _token_bytes(shape, dtype)
+    gather_bytes = gathered * one_page_bytes // shape.layers
+    mask_bytes = _mask_bytes(shape, dtype, page_tokens, gathered, step_tokens)
+    logits_bytes = max_batch * shape.vocab * (4 + ITEMSIZE[dtype])
+    sampling_bytes = min(max_batch, SAMPLED_ROWS) * shape.vocab * _SAMPLING_BYTES
     return Price.of(
         [
-            Line(GRANT, weights_bytes(shape, dtype), f"weights in {dtype}"),
-            Line(GRANT, (pages + 1) * one_page_bytes, f"{pages:,} pages of {one_page_bytes:,} B, and one for padding"),
-            Line(GRANT, step_tokens * _token_bytes(shape, dtype), f"activations of {step_tokens:,} tokens"),
-            Line(
-                GRANT,
-                gathered * one_page_bytes // shape.layers,
-                f"keys and values of one layer, {gathered:,} pages gathered",
-            ),
-            Line(GRANT, _mask_bytes(shape, dtype, page_tokens, gathered, step_tokens), "attention masks"),
-            Line(
-                GRANT,
-                max_batch * shape.vocab * (4 + ITEMSIZE[dtype])
-                + min(max_batch, SAMPLED_ROWS) * shape.vocab * _SAMPLING_BYTES,
-                f"{max_batch:,} rows of {shape.vocab:,} logits, and their sampling",
-            ),
+            Line(GRANT, weights_bytes(shape, dtype), f"weights: in {dtype}"),
+            Line(GRANT, pages * one_page_bytes, f"pages: {pages:,} of {one_page_bytes:,} B"),
+            Line(GRANT, one_page_bytes, "padding: one page that is never lent"),
+            Line(GRANT, step_bytes, f"step: activations of {step_tokens:,} tokens"),
+            Line(GRANT, gather_bytes, f"gather: keys and values of one layer, {gathered:,} pages side by side"),
+            Line(GRANT, mask_bytes, "masks: of prefill chunks and decodes"),
+            Line(GRANT, logits_bytes, f"logits: {max_batch:,} rows of {shape.vocab:,}"),
+            Line(GRANT, sampling_bytes, f"sampling: {SAMPLED_ROWS} rows at once"),
         ]
     )
 

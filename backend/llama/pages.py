@@ -60,7 +60,7 @@ class PageMap:
 class PagePool:
     """The memory behind the pages, on the device.
 
-    One tensor [pages + 1, layers, 2, kv_heads, page_tokens, head_dim], so that the bytes of a page lie together. The
+    One tensor [pages + 1, layers, 2, page_tokens, kv_heads, head_dim], so that the bytes of a page lie together. The
     last page is never lent: padding and warm-up write there.
     """
 
@@ -68,11 +68,14 @@ class PagePool:
         self, shape: LlamaShape, pages: int, page_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.page_tokens = page_tokens
+        self.dtype = dtype
+        self.device = device
+        self.pages = pages
         self.trash = pages
         """Index of the page that takes what nobody reads."""
         # Zeros, not garbage: masked positions are read and multiplied by zero, and 0 x NaN is NaN.
         self._memory = torch.zeros(
-            (pages + 1, shape.layers, 2, shape.kv_heads, page_tokens, shape.head_dim), dtype=dtype, device=device
+            (pages + 1, shape.layers, 2, page_tokens, shape.kv_heads, shape.head_dim), dtype=dtype, device=device
         )
 
     @property
@@ -81,5 +84,10 @@ class PagePool:
         return self._memory.nbytes
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, each a view [pages + 1, kv_heads, page_tokens, head_dim]."""
+        """Keys and values of one layer, each a view [pages + 1, page_tokens, kv_heads, head_dim]."""
         return self._memory[:, index, 0], self._memory[:, index, 1]
+
+    def clear(self, pages: Iterable[int]) -> None:
+        """Writes zeros over pages that may hold what is no number."""
+        for page in pages:
+            self._memory[page].zero_()

@@ -75,7 +75,8 @@ def test_a_grant_below_the_weights_holds_no_page() -> None:
 def test_standing_is_charged_to_the_grant_and_names_its_parts() -> None:
     price = standing(LLAMA_3_8B, "bfloat16", 256, 100, 512, 16)
     assert price.by_account().keys() == {"llama.grant"}
-    assert [line.why.split()[0] for line in price.lines] == ["weights", "100", "activations", "keys", "attention", "16"]
+    names = [line.why.partition(":")[0] for line in price.lines]
+    assert names == ["weights", "pages", "padding", "step", "gather", "masks", "logits", "sampling"]
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 8))

@@ -92,6 +92,19 @@ def test_spaces_between_streamed_words_survive_a_special_token_in_between(tmp_pa
     assert "".join(streamed(tokenizer, [cat, special, cat])) == tokenizer.decode([cat, special, cat]) == "cat cat"
 
 
+def test_an_answer_keeps_the_space_between_it_and_its_prompt(tmp_path: Path) -> None:
+    tokenizer = save(tmp_path, byte_fallback())
+    cat = 3 + 256 + 1
+    assert tokenizer.stream().step(cat) == "cat"
+    assert tokenizer.stream([cat]).step(cat) == " cat"
+
+
+def test_an_answer_after_half_a_character_still_comes_out(tokenizer: Tokenizer) -> None:
+    half, rest = tokenizer.encode("é", special=False)
+    pieces = [tokenizer.stream([half]).step(token_id) for token_id in (rest, *tokenizer.encode("a", special=False))]
+    assert pieces == [None, "a"]
+
+
 def test_a_character_cut_off_at_the_end_becomes_a_replacement_character(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("é", special=False)
     assert len(ids) == 2

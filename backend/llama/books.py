@@ -1,0 +1,167 @@
+"""What the engine has in hand: requests, their sequences, cancelled ids, counters. No thread, no lock, no tensors."""
+
+import uuid
+from collections import Counter, OrderedDict
+
+from backend.engine import Outlet
+from backend.llama.job import Answer, Job
+from backend.llama.pages import PageMap
+from backend.llama.request import Chunk, Generation
+from backend.llama.scheduler import Scheduler, Sequence, Slice
+from common import errors
+from common.settings import Llama
+from common.tokenizer import Tokenizer
+from common.wire import ActiveLease, CancelOutcome, LlamaLimits
+from estimator.llama import pages_for
+
+MAX_TOMBSTONES = 4096
+"""Cancelled ids that are remembered, in case their work is still on its way; the oldest go first."""
+
+
+class Books:
+    """The state of the engine's work. Its owner holds a lock around every call."""
+
+    def __init__(self, limits: LlamaLimits, settings: Llama, tokenizer: Tokenizer) -> None:
+        self._limits = limits
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._scheduler = self._new_scheduler()
+        self._answers: dict[Sequence, Answer] = {}
+        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._dirty: list[int] = []
+        self.jobs: dict[str, Job] = {}
+        """Work id -> job."""
+        self.totals: Counter[str] = Counter()
+        """Counters since boot."""
+
+    def open(self, request: Generation, outlet: Outlet[Chunk], now_s: float) -> str:
+        """Enters a request at the end of the line; raises RequestError when it is refused. Returns its work id."""
+        work_id = request.lease.id if request.lease else f"direct-{uuid.uuid4().hex}"
+        self._check_admissible(work_id, request)
+        job = Job(work_id, request, outlet, arrived_s=now_s)
+        job.answers = [Answer(job, index, self._tokenizer) for index in range(request.n)]
+        self.jobs[work_id] = job
+        for answer in job.answers:
+            self._answers[answer.sequence] = answer
+            self._scheduler.add(answer.sequence)
+        self.totals["requests"] += 1
+        return work_id
+
+    def cancel(self, work_id: str) -> CancelOutcome:
+        """Marks a job for :meth:`unwanted`; an id that is unknown is refused if it comes later."""
+        if job := self.jobs.get(work_id):
+            job.cancelling = True
+            return CancelOutcome.CANCELLED
+        self._tombstones[work_id] = None
+        while len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+        return CancelOutcome.UNKNOWN
+
+    def unwanted(self, now_s: float) -> list[tuple[Job, errors.RequestError]]:
+        """Jobs that must not go on, and why."""
+        jobs = list(self.jobs.values())
+        cancelled = [job for job in jobs if job.cancelling]
+        late = [job for job in jobs if not job.cancelling and job.is_late(now_s)]
+        return [(job, errors.Cancelled("the request was cancelled")) for job in cancelled] + [
+            (job, errors.DeadlineExceeded("the time for this request is used up")) for job in late
+        ]
+
+    def plan(self, now_s: float) -> list[Slice]:
+        """The next step."""
+        step = self._scheduler.plan()
+        for slice_ in step:
+            self._answers[slice_.sequence].job.note_step(now_s)
+        return step
+
+    def answer_of(self, slice_: Slice) -> Answer | None:
+        """Whose tokens these are; None when its job is gone."""
+        return self._answers.get(slice_.sequence)
+
+    def advance(self, slice_: Slice, token_id: int | None) -> None:
+        """Records that a slice is computed, and the token it came to."""
+        self._scheduler.advance(slice_, token_id)
+        self.totals["output_tokens"] += token_id is not None
+
+    def retire(self, answer: Answer) -> None:
+        """Frees the pages of a sequence that has come to its end."""
+        self._scheduler.remove(answer.sequence)
+
+    def end(self, job: Job, error: errors.RequestError | None) -> None:
+        """Takes a job out, with all it holds."""
+        for answer in job.answers:
+            pages = self._scheduler.remove(answer.sequence)
+            self._dirty += pages if error else []
+            self._answers.pop(answer.sequence, None)
+        self.jobs.pop(job.id, None)
+        self.totals["prompt_tokens"] += len(job.generation.prompt_ids)
+        self.totals["preemptions"] += sum(answer.sequence.preemptions for answer in job.answers)
+        self._count_end(error)
+
+    def abandon(self, error: errors.RequestError) -> list[Job]:
+        """Back to empty books, whatever state they are in; returns the jobs that were in them."""
+        jobs = list(self.jobs.values())
+        self.jobs.clear()
+        self._answers.clear()
+        self._dirty = list(range(self._limits.pages))
+        self._scheduler = self._new_scheduler()
+        for _ in jobs:
+            self._count_end(error)
+        return jobs
+
+    def take_dirty(self) -> list[int]:
+        """Pages whose owner did not end well since the last call: they may hold what is no number."""
+        dirty, self._dirty = self._dirty, []
+        return dirty
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages that are held."""
+        return self._scheduler.pages.used * self._limits.page_bytes
+
+    @property
+    def unleased_bytes(self) -> int:
+        """The part held for work without a lease."""
+        return sum(job.held_pages for job in self.jobs.values() if not job.generation.lease) * self._limits.page_bytes
+
+    @property
+    def leases(self) -> tuple[ActiveLease, ...]:
+        """Leased work, with what it holds."""
+        return tuple(
+            ActiveLease(job.id, job.held_pages * self._limits.page_bytes, job.cancelling)
+            for job in self.jobs.values()
+            if job.generation.lease
+        )
+
+    def check(self) -> None:
+        """Raises ValueError, printing the equation, when pages and sequences do not add up."""
+        self._scheduler.check()
+
+    def _check_admissible(self, work_id: str, request: Generation) -> None:
+        if work_id in self._tombstones:
+            raise errors.Cancelled("this lease was cancelled before its request came")
+        if work_id in self.jobs:
+            raise errors.InvalidRequest("lease: this id is in use by another request", param="lease")
+        pages = pages_for(len(request.prompt_ids) + request.max_tokens, self._limits.page_tokens)
+        if pages > self._limits.pages:
+            raise errors.NeverFits(
+                f"{pages:,} pages are needed, the pool has {self._limits.pages:,}",
+                numbers={
+                    "price_bytes": pages * self._limits.page_bytes,
+                    "capacity_bytes": self._limits.pages * self._limits.page_bytes,
+                },
+            )
+        waiting = sum(job.started_s is None for job in self.jobs.values())
+        if waiting >= self._settings.max_waiting:
+            raise errors.NotNow(f"{waiting} requests wait already", retry_after_s=1.0)
+
+    def _count_end(self, error: errors.RequestError | None) -> None:
+        self.totals["ended_" + (error.kind.prefix.lower() if error else "well")] += 1
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            PageMap(self._limits.pages),
+            self._limits.page_tokens,
+            self._settings.step_tokens,
+            self._settings.max_batch,
+            lazily=self._settings.oversubscribe > 1,
+        )

@@ -1,0 +1,113 @@
+"""One request in flight: its sequences, its times, its way out."""
+
+import random
+from dataclasses import dataclass, field
+
+from backend.engine import Outlet
+from backend.llama.detokenise import Detokeniser
+from backend.llama.request import Chunk, Generation, TokenLogprob
+from backend.llama.sampling import Choice, Draw, generator_of
+from backend.llama.scheduler import Sequence
+from common.tokenizer import Tokenizer
+from common.wire import Statement
+
+
+class Answer:
+    """One of a request's sequences, and its text."""
+
+    def __init__(self, job: "Job", index: int, tokenizer: Tokenizer) -> None:
+        generation = job.generation
+        self.job = job
+        self.index = index
+        self.sequence = Sequence(list(generation.prompt_ids), generation.max_tokens)
+        self.finish_reason: str | None = None
+        self._tokenizer = tokenizer
+        self._generator: random.Random = generator_of(generation.sampling, index)
+        self._detokeniser = Detokeniser(tokenizer, generation.prompt_ids, generation.stop)
+
+    def draw(self) -> Draw:
+        """What decides its next token."""
+        return Draw(self.job.generation.sampling, self.sequence.tokens, self._generator)
+
+    def accept(self, choice: Choice) -> Chunk:
+        """The chunk that a token adds; sets ``finish_reason`` with the last one."""
+        ends = choice.token_id in self._tokenizer.eos_ids
+        text = "" if ends else self._detokeniser.step(choice.token_id)
+        if ends or self._detokeniser.stopped:
+            self.finish_reason = "stop"
+        elif len(self.sequence.tokens) >= self.sequence.most_tokens:
+            self.finish_reason = "length"
+        if self.finish_reason is not None:
+            text += self._detokeniser.finish()
+        return Chunk(self.index, text, (choice.token_id,), self._logprobs(choice), self.finish_reason)
+
+    def _logprobs(self, choice: Choice) -> tuple[TokenLogprob, ...] | None:
+        if choice.logprob is None:
+            return None
+        text = self._tokenizer.token_text
+        top = tuple((token_id, text(token_id), logprob) for token_id, logprob in choice.top)
+        return (TokenLogprob(choice.token_id, text(choice.token_id), choice.logprob, top),)
+
+
+@dataclass(eq=False)
+class Job:
+    """A generation and everything the engine knows of it. Times are the engine's clock, in seconds."""
+
+    id: str
+    generation: Generation
+    outlet: Outlet[Chunk]
+    arrived_s: float
+    answers: list[Answer] = field(default_factory=list)
+    cancelling: bool = False
+    started_s: float | None = None
+    """When its first token went into a step."""
+    prefilled_s: float | None = None
+    """When its first output token came."""
+    most_pages: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sequence has come to its end."""
+        return all(answer.finish_reason is not None for answer in self.answers)
+
+    @property
+    def held_pages(self) -> int:
+        """Pages its sequences hold now."""
+        return sum(len(answer.sequence.pages) for answer in self.answers)
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether the time that the caller gave is used up."""
+        lease = self.generation.lease
+        return lease is not None and now_s - self.arrived_s >= lease.deadline_s
+
+    def note_step(self, now_s: float) -> None:
+        """A step that begins now has tokens of this job."""
+        if self.started_s is None:
+            self.started_s = now_s
+        self.most_pages = max(self.most_pages, self.held_pages)
+
+    def note_token(self, now_s: float) -> None:
+        """An output token came."""
+        if self.prefilled_s is None:
+            self.prefilled_s = now_s
+
+    def statement(self, now_s: float, page_bytes: int, process_peak_bytes: int) -> Statement:
+        """What it was quoted, held and used."""
+        started_s = self.started_s if self.started_s is not None else now_s
+        prefilled_s = self.prefilled_s if self.prefilled_s is not None else now_s
+        generation = self.generation
+        return Statement(
+            lease=generation.lease.id if generation.lease else None,
+            model="llama",
+            quoted_bytes=generation.quoted_bytes,
+            held_bytes=self.most_pages * page_bytes,
+            process_peak_bytes=process_peak_bytes,
+            queue_s=started_s - self.arrived_s,
+            run_s=now_s - started_s,
+            prompt_tokens=len(generation.prompt_ids),
+            output_tokens=sum(len(answer.sequence.output_ids) for answer in self.answers),
+            pages=self.most_pages,
+            prefill_s=prefilled_s - started_s,
+            decode_s=now_s - prefilled_s,
+            preemptions=sum(answer.sequence.preemptions for answer in self.answers),
+        )

@@ -1,0 +1,85 @@
+"""From settings to a runner: which folder, which device, how many pages."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from backend import allocator
+from backend.device import open_card
+from backend.llama.model import Llama
+from backend.llama.pages import PagePool
+from backend.llama.runner import Runner
+from backend.llama.weights import Checkpoint, RandomWeights, build, read_config
+from common.errors import SettingsError
+from common.settings import Llama as LlamaSettings
+from common.settings import Settings
+from estimator import grants
+from estimator.llama import LlamaShape, pages_in, standing
+
+log = logging.getLogger(__name__)
+
+
+def open_runner(settings: Settings, folder: Path, device: torch.device) -> Runner:
+    """The model of `folder` on `device` with a pool that fills its grant; raises SettingsError when it cannot be."""
+    llama = settings.llama
+    config = read_config(folder)
+    shape = served_shape(config, llama)
+    dtype = llama.dtype_on(device.type)
+    grant_bytes = _grant_bytes(settings, device)
+    pages = pool_pages(shape, dtype, llama, grant_bytes)
+    allocator.wall(device, grant_bytes)
+    with torch.inference_mode():
+        model = replace(_open_model(config, folder, getattr(torch, dtype), device, llama), shape=shape)
+        pool = PagePool(shape, pages, llama.page_tokens, getattr(torch, dtype), device)
+    log.info(
+        "llama: %s", standing(shape, dtype, llama.page_tokens, pages, llama.step_tokens, llama.max_batch).explain()
+    )
+    return Runner(model, pool, llama.step_tokens, llama.max_batch)
+
+
+def served_shape(config: dict[str, Any], llama: LlamaSettings) -> LlamaShape:
+    """The checkpoint's shape, its context cut to the one that is set."""
+    shape = LlamaShape.from_config(config)
+    if llama.context_tokens is None:
+        return shape
+    if llama.context_tokens > shape.context_tokens:
+        raise SettingsError(
+            f"llama.context_tokens: {llama.context_tokens:,} is more than the checkpoint's {shape.context_tokens:,}"
+        )
+    return replace(shape, context_tokens=llama.context_tokens)
+
+
+def pool_pages(shape: LlamaShape, dtype: str, llama: LlamaSettings, grant_bytes: int) -> int:
+    """Pages of the pool: as set, or as many as fit; raises SettingsError with the numbers when it cannot be."""
+    most = pages_in(grant_bytes, shape, dtype, llama.page_tokens, llama.step_tokens, llama.max_batch)
+    pages = llama.pages if llama.pages is not None else most
+    if not 1 <= pages <= most:
+        need = standing(shape, dtype, llama.page_tokens, max(pages, 1), llama.step_tokens, llama.max_batch)
+        raise SettingsError(
+            f"llama: {need.total_bytes:,} B are needed for {max(pages, 1):,} pages, the grant is {grant_bytes:,} B; "
+            f"raise llama.grant or card.total, or lower llama.pages, llama.step_tokens or llama.max_batch\n"
+            + need.explain()
+        )
+    return pages
+
+
+def _open_model(
+    config: dict[str, Any], folder: Path, dtype: torch.dtype, device: torch.device, llama: LlamaSettings
+) -> Llama:
+    if llama.dummy_weights:
+        return build(config, RandomWeights(device), dtype, device)
+    with Checkpoint(folder) as checkpoint:
+        return build(config, checkpoint, dtype, device)
+
+
+def _grant_bytes(settings: Settings, device: torch.device) -> int:
+    """As set by whoever divided the card, else by the same division done here."""
+    if settings.llama.grant is not None:
+        return int(settings.llama.grant)
+    reading = open_card(settings, device).read()
+    if reading is None:
+        raise SettingsError("the card does not say its size; set llama.grant")
+    return grants.divide(settings, device.type, reading.total_bytes, reading.reserved_bytes).llama_bytes
