@@ -15,7 +15,9 @@ from frontend.engines import MODELS
 from frontend.forms import read_json
 from frontend.journal import Entry
 from frontend.ledger import Lease, Ledger
-from frontend.quote import AnyQuote, TextQuote
+from frontend.prompts import Names, read_chat, read_prompt, to_job
+from frontend.quote import AnyQuote, ImageQuote, TextQuote
+from frontend.runs import TextJob
 from frontend.services import Services, services
 
 router = APIRouter()
@@ -28,13 +30,12 @@ Parts = Annotated[Services, Depends(services)]
 @router.post("/v1/quote")
 async def quote(request: Request, parts: Parts) -> dict[str, Any]:
     """The price of a request that is not run: every line with its reason, and what would become of it now."""
-    form = (await read_json(request, AnyQuote)).form()
-    asked = await read_json(request, form)
-    if isinstance(asked, TextQuote):
-        tokens = asked.prompt_tokens or await asked.count_tokens(await parts.tokenizers.get())
-        price = asked.price(tokens, parts.engines.llama_limits(), parts.settings.llama)
-        return _quote(parts, asked.model, price) | {"prompt_tokens": tokens}
-    return _quote(parts, asked.model, asked.price(parts.engines.unet_limits()))
+    asked = await read_json(request, (await read_json(request, AnyQuote)).form())
+    if isinstance(asked, ImageQuote):
+        return _quote(parts, asked.model, asked.price(parts.engines.unet_limits()))
+    job = await _job(parts, asked)
+    tokens = {"prompt_tokens": len(job.prompt_ids), "max_tokens": job.max_tokens, "n": job.n}
+    return _quote(parts, asked.model, parts.teller.price_text(job)) | tokens
 
 
 @router.get("/v1/ledger")
@@ -58,6 +59,20 @@ async def statements(parts: Parts, limit: Annotated[int, Query(ge=1, le=MAX_STAT
     """The newest finished leases, newest first."""
     entries = await asyncio.to_thread(parts.journal.recent, limit)
     return {"statements": [_entry(entry) for entry in entries], "dropped": parts.journal.dropped}
+
+
+async def _job(parts: Services, asked: TextQuote) -> TextJob:
+    """What would be run; refused as it would be there."""
+    if asked.messages is not None:
+        names = Names(prompt="messages")
+        ids = await read_chat(parts, [message.for_template() for message in asked.messages], names)
+    elif asked.prompt is not None:
+        names = Names()
+        ids = await read_prompt(parts, asked.prompt, names)
+    else:
+        names = Names(prompt="prompt_tokens")
+        ids = asked.stand_ins(parts.engines.llama_limits())
+    return to_job(parts, ids, asked, names, max_tokens=asked.max_tokens)
 
 
 def _quote(parts: Services, model: str, price: Price) -> dict[str, Any]:
