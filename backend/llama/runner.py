@@ -48,6 +48,7 @@ class Runner:
             PagedAttention(self.pool, spans, self._gather_pages),
         )
 
+    @torch.inference_mode()
     def clear(self, pages: Iterable[int]) -> None:
         """Forgets what pages hold, where it may be no numbers."""
         self.pool.clear(pages)
