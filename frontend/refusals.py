@@ -7,8 +7,9 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from common.errors import InvalidRequest, RequestError, Unauthenticated, from_http_status
+from common.errors import Cancelled, InvalidRequest, RequestError, Unauthenticated, from_http_status
 from frontend import record, v2
 
 V2 = "/v2"
@@ -39,6 +40,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, _refuse)
     app.add_exception_handler(HTTPException, _translate)
     app.add_exception_handler(RequestValidationError, _explain)
+    app.add_exception_handler(ClientDisconnect, _part)
 
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
@@ -61,3 +63,8 @@ async def _explain(request: Request, error: Exception) -> JSONResponse:
     source, *keys = first["loc"]
     param = ".".join(str(key) for key in keys) or None
     return respond(InvalidRequest(f"{param or source}: {first['msg']}", param=param), request.url.path)
+
+
+async def _part(request: Request, error: Exception) -> JSONResponse:
+    """The client left before its body had come; nobody reads this answer."""
+    return respond(Cancelled("the client has left"), request.url.path)

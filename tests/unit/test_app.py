@@ -9,15 +9,14 @@ import aiohttp
 import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
-from starlette.requests import Request as StarletteRequest
 
-from common.errors import InvalidRequest, NeverFits, NotNow, RequestError
+from common.errors import InvalidRequest, NeverFits, NotNow, RequestError, SettingsError
 from common.settings import Settings
 from frontend import record
 from frontend.app import create_app
 from frontend.disconnect import unless_disconnected
 from frontend.metrics import Metrics
-from frontend.services import Services, deadline_s
+from frontend.services import Services
 from tests.unit.web import run, serving_app, until
 
 SECRET = "my secret prompt"
@@ -46,6 +45,11 @@ async def refuse(what: str) -> None:
 @probes.get("/probe/fail")
 async def fail() -> None:
     raise ValueError(SECRET)
+
+
+@probes.get("/probe/misconfigured")
+async def misconfigured() -> None:
+    raise SettingsError("llama.model: no such folder")
 
 
 @probes.get("/probe/number")
@@ -250,6 +254,31 @@ def test_every_end_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> No
     assert "secret" not in " ".join(ends)
 
 
+def test_a_client_that_leaves_while_it_sends_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with served() as (client, _):
+            assert client._base_url is not None
+            _, writer = await asyncio.open_connection("127.0.0.1", client._base_url.port)
+            writer.write(b"POST /probe/read HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nhalf of")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+            writer.close()
+            await until(lambda: "outcome=client_closed_request" in caplog.text)
+
+    with caplog.at_level(logging.INFO):
+        run(test)
+    assert "ERROR" not in caplog.text
+
+
+def test_the_operator_is_told_what_is_wrong_with_the_settings(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with served() as (client, _):
+            assert await status_of(client, "GET", "/probe/misconfigured") == 500
+
+    run(test)
+    assert "SettingsError (llama.model: no such folder) at" in caplog.text
+
+
 def test_a_stop_answers_what_still_waits() -> None:
     async def test() -> None:
         app = make_app()
@@ -263,25 +292,3 @@ def test_a_stop_answers_what_still_waits() -> None:
                 assert "shutting down" in (await answer.json())["error"]["message"]
 
     run(test)
-
-
-def request_with(headers: dict[str, str]) -> StarletteRequest:
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    return StarletteRequest({"type": "http", "headers": raw})
-
-
-@pytest.mark.parametrize(
-    ("header", "asked_s", "expected_s"), [(None, None, 30.0), ("2.5", None, 2.5), ("7", 3.0, 3.0), ("600", None, 600.0)]
-)
-def test_a_deadline_is_the_bodys_or_the_headers_or_the_default(
-    header: str | None, asked_s: float | None, expected_s: float
-) -> None:
-    request = request_with({} if header is None else {"X-Request-Timeout": header})
-    assert deadline_s(request, Settings(), asked_s) == expected_s
-
-
-@pytest.mark.parametrize("header", ["", "soon", "nan", "inf", "-1", "0", "601", "1e400"])
-def test_a_deadline_that_is_none_is_refused(header: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        deadline_s(request_with({"X-Request-Timeout": header}), Settings())
-    assert caught.value.param == "x-request-timeout"
