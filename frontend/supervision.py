@@ -10,7 +10,8 @@ from frontend.child import Child
 from frontend.restarts import Restarts
 from frontend.steps import Steps
 
-TAIL_LINES = 15
+TAIL_LINES = 8
+TAIL_COLUMNS = 300
 UNUSABLE_SETTINGS = 2
 """Exit status of a process that cannot use its settings: another start would not help."""
 
@@ -90,9 +91,10 @@ class Keeper:
         return fault
 
     def _tail(self) -> str:
-        """The last lines of its log."""
+        """The last lines of its log; Triton's drawn tables say nothing here."""
         log = self._part.log
         if log is None or not log.is_file():
             return ""
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        return f"; the end of {log}:\n" + "\n".join(lines)
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line]
+        prose = [line[:TAIL_COLUMNS] for line in lines if line[0] not in "+|"]
+        return "\n  ".join([f"; the end of {log}:", *prose[-TAIL_LINES:]])

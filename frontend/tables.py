@@ -45,7 +45,7 @@ def ledger(told: Mapping[str, Any]) -> RenderableType:
         ages = (f"{row['age_s']:.1f} s", f"{row['expected_left_s']:.1f} s")
         leases.add_row(row["id"], row["model"], row["state"], size(row["total_bytes"]), *ages)
     note = f"{len(told['leases'])} leases, {told['waiting']} waiting, admission {told['closed'] or 'open'}"
-    return Group(accounts, engines, leases if told["leases"] else Text(), Text(note, style="bold"))
+    return Group(accounts, engines, *([leases] if told["leases"] else []), Text(note, style="bold"))
 
 
 def _engine(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def _engine(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _verdict(told: Mapping[str, Any]) -> str:
     text = f"{size(told['total_bytes'])} in all; now: {told['verdict']}"
-    if told["decided_by"]:
+    if told["decided_by"] and told["verdict"] != "admit":
         text += f", because of {told['decided_by']}"
     if told["retry_after_s"]:
         text += f"; worth another try in {told['retry_after_s']:.1f} s"
