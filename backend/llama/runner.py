@@ -14,6 +14,8 @@ from backend.llama.scheduler import Sequence as Tokens
 from backend.llama.scheduler import Slice
 from estimator.llama import gather_pages, pages_for
 
+_CPU_WARM_TOKENS = 16
+
 
 class Runner:
     """Runs steps. All methods but the constructor belong to the engine's thread."""
@@ -57,13 +59,20 @@ class Runner:
     def warm_up(self) -> None:
         """Goes through the largest steps that may come, so that memory is taken now and never moves again.
 
-        Their keys and values go to the page that is never lent.
+        Their keys and values go to the page that is never lent. The CPU keeps no memory back, so there full batches
+        of short sequences, which load every kernel, are enough.
         """
         longest = min(self.model.shape.context_tokens, self.pool.pages * self.pool.page_tokens)
-        chunk = min(self._step_tokens, longest)
+        if self.device.type == "cpu":
+            longest = min(longest, _CPU_WARM_TOKENS)
         decodes = [self._imagined(longest, 1), *[self._imagined(1, 1) for _ in range(self._max_batch - 1)]]
+        whole_chunk = min(self._step_tokens, longest)
         mixed_chunk = min(self._step_tokens - self._max_batch + 1, longest)
-        for step in ([self._imagined(longest, chunk)], decodes, [*decodes[1:], self._imagined(longest, mixed_chunk)]):
+        for step in (
+            [self._imagined(longest, whole_chunk)],
+            decodes,
+            [*decodes[1:], self._imagined(longest, mixed_chunk)],
+        ):
             logits = self.forward(step)
             for sampling in _DEMANDING:
                 choose(logits, [Draw(sampling, (0,), random.Random(0)) for _ in step])
@@ -75,7 +84,7 @@ class Runner:
         return Slice.next_of(sequence, count)
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, device=self.device)
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
 _DEMANDING = (

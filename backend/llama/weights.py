@@ -156,11 +156,15 @@ def _layer(reader: _Reader, shape: LlamaShape, prefix: str) -> Layer:
 
 def _rope(config: dict[str, Any], device: torch.device) -> Rope:
     """Frequencies by transformers' own functions, from old (``rope_scaling``) and new (``rope_parameters``) configs."""
-    llama = LlamaConfig.from_dict({key: value for key, value in config.items() if key != "model_type"})
-    kind = llama.rope_parameters["rope_type"]
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in ROPE_TYPES:
         raise SettingsError(f"config.json: rope_type {kind!r} is not served; it must be one of {ROPE_TYPES}")
-    embedding = LlamaRotaryEmbedding(llama)
+    try:
+        llama = LlamaConfig.from_dict({key: value for key, value in config.items() if key != "model_type"})
+        embedding = LlamaRotaryEmbedding(llama)
+    except Exception as error:  # whatever the library's validators raise
+        raise SettingsError(f"config.json: {error}") from None
     return Rope(embedding.inv_freq.to(device), float(embedding.attention_scaling))
 
 
