@@ -74,7 +74,7 @@ class Triton:
             return False
 
     async def load(self, model: str) -> None:
-        """Loads the model, or loads it again after its process has died; minutes."""
+        """Loads the model; minutes. One that is loaded is left as it is, even where its process has died."""
         object_of(await self._bounded("POST", f"/v2/repository/models/{model}/load", {}, LOAD_S, self._admin))
 
     async def control(self, model: str, message: Control) -> str:
