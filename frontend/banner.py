@@ -14,7 +14,8 @@ Ctrl-C stops it. The model server's log: {log}
 
 Ask the language model:
   curl -s {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{llama}", "temperature": 0, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+    -d '{{"model": "{llama}", "temperature": 0,
+         "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 
 Segment an image of cell nuclei:
   curl -s {url}/v1/segment -F image=@{sample} -F format=overlay -o overlay.png
