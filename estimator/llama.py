@@ -24,8 +24,8 @@ ITEMSIZE: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 SAMPLED_ROWS = 16
 """Rows of logits that are sampled at once."""
-_SAMPLING_BYTES = 32
-"""Per logit of a sampled row: scaled logits, probabilities, sorted values, running sum (4 B each), ids (8), scratch."""
+_SAMPLING_BYTES = 48
+"""Per logit of a sampled row: logits, probabilities, sorted values, sums, masks (4 B each), ids (8), the sort's own."""
 _FAMILIES = ("llama", "mistral")
 _UNSUPPORTED = ("num_local_experts", "num_experts", "quantization_config")
 
