@@ -20,6 +20,16 @@ MAX_FRAMES = 100
 Image.MAX_IMAGE_PIXELS = None
 
 _ORIENTATION = 274
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation -> what puts the image upright."""
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations that exchange width and height."""
 
@@ -102,6 +112,13 @@ def orientation(image: Image.Image) -> int:
     exif.load(image.info["exif"])
     value = exif.get(_ORIENTATION)
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF says; decodes it."""
+    turn = orientation(image)
+    image.load()
+    return image.transpose(_TRANSPOSE[turn]) if turn in _TRANSPOSE else image
 
 
 def _bit_depth(mode: str) -> int:

@@ -33,7 +33,7 @@ def read_job(request: InferRequest, limits: UnetLimits) -> ImageJob:
         _check_datatype(tensor)
     if ("image" in inputs) == ("encoded" in inputs):
         raise InvalidRequest("give either input 'image' (UINT8 [H, W, 3]) or 'encoded' (BYTES [1])")
-    threshold = _read_threshold(request, inputs["threshold"]) if "threshold" in inputs else None
+    threshold = _read_threshold(request, inputs["threshold"], limits) if "threshold" in inputs else None
     probabilities = "probabilities" in [output.name for output in request.header.outputs]
     if "image" in inputs:
         job = _raw_job(request, inputs["image"], limits, threshold, probabilities)
@@ -84,7 +84,11 @@ def _check_datatype(tensor: Input) -> None:
         raise InvalidRequest(f"input {tensor.name!r} has shape [1], not {tensor.shape}", param=tensor.name)
 
 
-def _read_threshold(request: InferRequest, tensor: Input) -> float:
+def _read_threshold(request: InferRequest, tensor: Input, limits: UnetLimits) -> float:
+    if limits.classes > 1:
+        raise InvalidRequest(
+            f"threshold: the model has {limits.classes} classes, the likeliest wins", param="threshold"
+        )
     threshold = float(request.values(tensor)[0])
     if not 0 < threshold < 1:
         raise InvalidRequest("threshold must be above 0 and below 1", param="threshold")

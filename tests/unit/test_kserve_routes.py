@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -194,11 +195,18 @@ def test_threshold_that_is_no_number_is_refused() -> None:
         refused(ask(Parts(), "POST", "/v2/models/unet/infer", **message), 400, "threshold")
 
 
+def test_threshold_of_several_classes_is_refused() -> None:
+    parts = Parts()
+    parts.engines.tiles = replace(TILES, classes=2)
+    message = written({"image": IMAGE, "threshold": np.array([0.5], np.float32)})
+    refused(ask(parts, "POST", "/v2/models/unet/infer", **message), 400, "classes")
+
+
 def test_large_outputs_come_only_as_binary_data() -> None:
     large = np.zeros((1, 2**20 // 2 + 1, 3), np.uint8)
     wanted = [client.InferRequestedOutput("mask", binary_data=True)]
     parts = Parts()
-    parts.engines.tiles = type(TILES)(**(TILES.__dict__ | {"classes": 2, "max_pixels": 10**7}))
+    parts.engines.tiles = replace(TILES, classes=2, max_pixels=10**7)
     assert infer(parts, "unet", {"image": large}, outputs=wanted).as_numpy("mask").shape == large.shape[:2]
     wanted.append(client.InferRequestedOutput("probabilities", binary_data=False))
     message = written({"image": large}, outputs=wanted)

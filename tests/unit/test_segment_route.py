@@ -3,6 +3,7 @@ import io
 import json
 import struct
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -42,6 +43,15 @@ def opened(answer: httpx.Response) -> Image.Image:
     return Image.open(io.BytesIO(answer.content))
 
 
+def turned_at_the_end(width: int, height: int) -> bytes:
+    """A PNG whose EXIF stands behind the pixels, where it comes too late."""
+    exif = Image.Exif()
+    exif[274] = 6
+    chunk = b"eXIf" + exif.tobytes().removeprefix(b"Exif\0\0")
+    plain = picture(width, height)
+    return plain[:-12] + struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + plain[-12:]
+
+
 def upload(image: bytes, **fields: str) -> dict[str, Any]:
     return {"files": {"image": ("cells.png", image)}, "data": fields}
 
@@ -78,7 +88,7 @@ def test_json_answer_tells_classes_by_run_lengths() -> None:
 
 def test_several_classes_leave_out_the_background() -> None:
     parts = Parts()
-    parts.engines.tiles = type(TILES)(**(TILES.__dict__ | {"classes": 3, "class_names": ("none", "cell", "wall")}))
+    parts.engines.tiles = replace(TILES, classes=3, class_names=("none", "cell", "wall"))
     parts.teller.mask = np.array([[0, 1, 2], [2, 2, 0]], np.uint8)
     told = ask(parts, **upload(picture(), format="json")).json()
     assert [(item["id"], item["name"], item["area_pixels"]) for item in told["classes"]] == [
@@ -101,12 +111,16 @@ def test_overlay_is_the_upright_image_with_the_mask_on_it() -> None:
     assert (painted[~board] < 10).all(), "the image is black"
 
 
+def test_rotation_that_comes_after_the_pixels_is_ignored_by_header_and_overlay_alike() -> None:
+    assert opened(ask(**upload(turned_at_the_end(40, 20), format="overlay"))).size == (40, 20)
+
+
 @pytest.mark.parametrize(
     ("mode", "form"),
     [
         *((mode, "PNG") for mode in ("L", "LA", "RGBA", "P", "1", "I;16")),
         *((mode, "JPEG") for mode in ("L", "CMYK")),
-        *((mode, "TIFF") for mode in ("CMYK", "I;16", "F")),
+        *((mode, "TIFF") for mode in ("CMYK", "I;16", "I;16B")),
     ],
 )
 def test_overlay_is_painted_on_every_kind_of_image(mode: str, form: str) -> None:
