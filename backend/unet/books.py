@@ -1,0 +1,150 @@
+"""What the engine has in hand: requests in line, requests in rotation, cancelled ids, counters. No thread, no lock."""
+
+import uuid
+from collections import Counter, OrderedDict, deque
+
+from backend.engine import Outlet
+from backend.unet.canvas import StripPool
+from backend.unet.job import Job
+from backend.unet.request import Mask, Segmentation
+from common import errors
+from common.wire import ActiveLease, CancelOutcome, UnetLimits
+from estimator.unet import grid
+
+MAX_TOMBSTONES = 4096
+"""Cancelled ids that are remembered, in case their work is still on its way; the oldest go first."""
+
+
+class Books:
+    """The state of the engine's work. Its owner holds a lock around every call.
+
+    A job is opened, becomes ready when its image is decoded, starts when there is a canvas for it, gives its tiles to
+    batches in rotation with the others, and ends.
+    """
+
+    def __init__(self, limits: UnetLimits, pool: StripPool, host_pool: StripPool, max_waiting: int) -> None:
+        """`host_pool` serves requests whose lease does not pay for a canvas of `pool`; it may be the same pool."""
+        self._limits = limits
+        self._pool = pool
+        self._host_pool = host_pool
+        self._max_waiting = max_waiting
+        self._line: deque[Job] = deque()
+        self._rotation: deque[Job] = deque()
+        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self.jobs: dict[str, Job] = {}
+        """Work id -> job, from the moment it is accepted until it has ended."""
+        self.totals: Counter[str] = Counter()
+        """Counters since boot."""
+
+    def open(self, request: Segmentation, outlet: Outlet[Mask], now_s: float) -> Job:
+        """Enters a request; raises RequestError when it is refused."""
+        work_id = request.lease.id if request.lease else f"direct-{uuid.uuid4().hex}"
+        tiles = grid(self._limits, request.height, request.width)
+        canvas_bytes = tiles.strips * self._pool.strip_bytes
+        self._check_admissible(work_id, canvas_bytes)
+        paid_bytes = request.lease.canvas_bytes if request.lease else None
+        pool = self._host_pool if paid_bytes is not None and paid_bytes < canvas_bytes else self._pool
+        job = Job(work_id, request, outlet, tiles, pool, on_host=pool is not self._pool, arrived_s=now_s)
+        self.jobs[work_id] = job
+        self.totals["requests"] += 1
+        return job
+
+    def cancel(self, work_id: str) -> CancelOutcome:
+        """Marks a job for :meth:`unwanted`; an id that is unknown is refused if it comes later."""
+        if job := self.jobs.get(work_id):
+            job.cancelling = True
+            return CancelOutcome.CANCELLED
+        self._tombstones[work_id] = None
+        while len(self._tombstones) > MAX_TOMBSTONES:
+            self._tombstones.popitem(last=False)
+        return CancelOutcome.UNKNOWN
+
+    def ready(self, job: Job) -> None:
+        """The job's image is decoded, or has failed: it goes to the end of the line."""
+        self._line.append(job)
+
+    @property
+    def has_work(self) -> bool:
+        """There is something for the engine's thread to do."""
+        return bool(self._line or self._rotation)
+
+    def unwanted(self, now_s: float) -> list[tuple[Job, errors.RequestError]]:
+        """Decoded jobs that must not go on, and why."""
+        found: list[tuple[Job, errors.RequestError]] = []
+        for job in (*self._line, *self._rotation):
+            if job.cancelling:
+                found.append((job, errors.Cancelled("the request was cancelled")))
+            elif job.failure is not None:
+                found.append((job, job.failure))
+            elif job.is_late(now_s):
+                found.append((job, errors.DeadlineExceeded("the time for this request is used up")))
+        return found
+
+    def next_to_start(self) -> Job | None:
+        """The first job in line that can start, moved into the rotation.
+
+        One that needs no canvas passes those that wait for theirs; among these the order of arrival holds.
+        """
+        blocked: set[int] = set()
+        for job in self._line:
+            if job.grid.strips and (id(job.pool) in blocked or job.grid.strips > job.pool.free):
+                blocked.add(id(job.pool))
+                continue
+            self._line.remove(job)
+            self._rotation.append(job)
+            return job
+        return None
+
+    def pick(self, count: int) -> list[tuple[Job, int]]:
+        """Up to `count` tiles for one batch, one of each job in turn; a job's own tiles keep their order."""
+        picks: list[tuple[Job, int]] = []
+        while self._rotation and len(picks) < count:
+            job = self._rotation.popleft()
+            picks.append((job, job.picked))
+            job.picked += 1
+            if job.picked < job.grid.tiles:
+                self._rotation.append(job)
+        self.totals["tiles"] += len(picks)
+        return picks
+
+    def end(self, job: Job, error: errors.RequestError | None) -> None:
+        """Takes a job out, with all it holds."""
+        for queue in (self._line, self._rotation):
+            if job in queue:
+                queue.remove(job)
+        self.jobs.pop(job.id, None)
+        job.release()
+        self.totals["ended_" + (error.kind.prefix.lower() if error else "well")] += 1
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the canvas account that are held."""
+        return sum(job.held_bytes for job in self.jobs.values())
+
+    @property
+    def unleased_bytes(self) -> int:
+        """The part held for work without a lease."""
+        return sum(job.held_bytes for job in self.jobs.values() if job.request.lease is None)
+
+    @property
+    def leases(self) -> tuple[ActiveLease, ...]:
+        """Leased work, with what it holds."""
+        return tuple(
+            ActiveLease(job.id, job.held_bytes, job.cancelling)
+            for job in self.jobs.values()
+            if job.request.lease is not None
+        )
+
+    def _check_admissible(self, work_id: str, canvas_bytes: int) -> None:
+        if work_id in self._tombstones:
+            raise errors.Cancelled("this lease was cancelled before its request came")
+        if work_id in self.jobs:
+            raise errors.InvalidRequest("lease: this id is in use by another request", param="lease")
+        if canvas_bytes > self._limits.canvas_bytes:
+            raise errors.NeverFits(
+                f"the image needs a canvas of {canvas_bytes:,} bytes, there are {self._limits.canvas_bytes:,}",
+                numbers={"price_bytes": canvas_bytes, "capacity_bytes": self._limits.canvas_bytes},
+            )
+        waiting = sum(job.started_s is None for job in self.jobs.values())
+        if waiting >= self._max_waiting:
+            raise errors.NotNow(f"{waiting} requests wait already", retry_after_s=1.0)

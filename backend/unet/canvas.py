@@ -1,0 +1,117 @@
+"""Where the logits of overlapping tiles are added up: a pool of equal strips, and canvases made of them.
+
+A canvas holds one row of tiles. When the row is complete, the image rows above the next one are finished: they are
+handed out, what overlaps the next row moves up, and the rest is cleared. So a canvas is as high as a tile, whatever the
+image.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backend.unet.tiles import blend_weights, side
+from common.wire import UnetLimits
+from estimator.unet import STAGED_STRIPS, TileGrid, strip_bytes
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Finished logits of a part of the image."""
+
+    rows: range
+    """Image rows."""
+    column: int
+    """First image column; columns beyond the image's edge are padding."""
+    logits: Tensor
+    """[strips, C, len(rows), strip width]: strips lie side by side."""
+
+
+class StripPool:
+    """Strips of float16 [C, tile, overlap] on one device, allocated once, with the blend weights; not thread-safe."""
+
+    def __init__(self, limits: UnetLimits, device: torch.device) -> None:
+        """As many strips as the account's capacity in `limits` holds."""
+        tile, overlap = limits.tile_pixels, limits.overlap_pixels
+        self.strip_bytes = strip_bytes(limits.classes, tile, overlap, limits.canvas_itemsize)
+        self.strips = limits.canvas_bytes // self.strip_bytes
+        self.logits = torch.zeros(self.strips, limits.classes, tile, overlap, dtype=torch.half, device=device)
+        self.weights = blend_weights(tile, overlap).to(device)
+        self._free = list(range(self.strips))
+
+    @property
+    def free(self) -> int:
+        """Strips that nobody holds."""
+        return len(self._free)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the strips that are held."""
+        return (self.strips - self.free) * self.strip_bytes
+
+    def take(self, count: int) -> list[int]:
+        """Indices of `count` strips, cleared; the caller has looked at `free`."""
+        if count > self.free:
+            raise ValueError(f"{count} strips asked of {self.free}")
+        taken = [self._free.pop() for _ in range(count)]
+        for part in _parts(taken):
+            self.logits.index_fill_(0, torch.tensor(part, device=self.logits.device), 0)
+        return taken
+
+    def give_back(self, strips: list[int]) -> None:
+        """Makes strips free again."""
+        self._free.extend(strips)
+
+
+class Canvas:
+    """The canvas of one image: tiles are added in order, each finished before the next; closing twice is no harm."""
+
+    def __init__(self, grid: TileGrid, pool: StripPool) -> None:
+        """Takes the grid's strips from the pool."""
+        self._grid = grid
+        self._pool = pool
+        self._strips = pool.take(grid.strips)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the pool that this canvas holds."""
+        return len(self._strips) * self._pool.strip_bytes
+
+    def add(self, tile: int, logits: Tensor) -> None:
+        """Adds a tile's logits, float16 [C, T, T], which are changed."""
+        grid = self._grid
+        row, column = grid.position(tile)
+        logits = logits.to(self._pool.weights.device)
+        logits.mul_(self._pool.weights[side(row, grid.rows), side(column, grid.columns)])
+        first = column * grid.stride_pixels // grid.overlap_pixels
+        for offset, part in enumerate(torch.split(logits, grid.overlap_pixels, dim=2)):
+            self._pool.logits[self._strips[first + offset]].add_(part)
+
+    def finish(self, tile: int) -> Iterator[Piece]:
+        """What the image gains by this tile: nothing, or, at the end of a row of tiles, the finished image rows."""
+        overlap, stride = self._grid.overlap_pixels, self._grid.stride_pixels
+        row, tile_column = self._grid.position(tile)
+        if tile_column < self._grid.columns - 1:
+            return
+        rows = self._grid.finished_rows(row)
+        column = 0
+        for part in _parts(self._strips):
+            indices = torch.tensor(part, device=self._pool.logits.device)
+            staged = self._pool.logits.index_select(0, indices)
+            if row < self._grid.rows - 1:
+                carried = torch.zeros_like(staged)
+                carried[:, :, :overlap] = staged[:, :, stride:]
+                self._pool.logits.index_copy_(0, indices, carried)
+            yield Piece(rows, column, staged[:, :, : len(rows)])
+            column += len(part) * overlap
+
+    def close(self) -> None:
+        """Gives the strips back."""
+        self._pool.give_back(self._strips)
+        self._strips = []
+
+
+def _parts(strips: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(strips), STAGED_STRIPS):
+        yield strips[start : start + STAGED_STRIPS]

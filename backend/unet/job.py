@@ -1,0 +1,103 @@
+"""One request while the engine works on it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from backend.engine import Outlet
+from backend.unet.answer import Answer
+from backend.unet.canvas import Canvas, Piece, StripPool
+from backend.unet.request import Mask, Segmentation
+from common.errors import RequestError
+from common.wire import UNET_CANVAS, Statement
+from estimator.unet import TileGrid
+
+HOST_CANVAS = "host_canvas"
+"""The rung of a request whose lease does not pay for a canvas on the device."""
+
+
+@dataclass(eq=False)
+class Job:
+    """Decoded by one thread, then touched by the engine's thread only; the flags are guarded by the engine's lock."""
+
+    id: str
+    request: Segmentation
+    outlet: Outlet[Mask]
+    grid: TileGrid
+    pool: StripPool
+    """Where its canvas comes from."""
+    on_host: bool
+    """The pool is not the device's, though the engine's is."""
+    arrived_s: float
+    image: NDArray[np.uint8] | None = field(default=None, repr=False)
+    failure: RequestError | None = None
+    """Why the image could not be decoded."""
+    cancelling: bool = False
+    ended: bool = False
+    decode_s: float = 0.0
+    started_s: float | None = None
+    picked: int = 0
+    """Tiles that have been given to a batch."""
+    done: int = 0
+    """Tiles whose logits have been taken in."""
+    held_bytes: int = 0
+    """Of the canvas account."""
+    canvas: Canvas | None = field(default=None, repr=False)
+    answer: Answer | None = field(default=None, repr=False)
+
+    @property
+    def is_complete(self) -> bool:
+        """Every tile is in."""
+        return self.done == self.grid.tiles
+
+    def is_late(self, now_s: float) -> bool:
+        """The time that the lease gives is used up."""
+        return self.request.lease is not None and now_s - self.arrived_s >= self.request.lease.deadline_s
+
+    def start(self, classes: int, now_s: float) -> None:
+        """Takes the canvas and the room for the answer; there must be as many free strips as the grid has."""
+        self.started_s = now_s
+        self.answer = Answer(self.request, classes)
+        if not self.grid.is_single:
+            self.canvas = Canvas(self.grid, self.pool)
+            self.held_bytes = 0 if self.on_host else self.canvas.held_bytes
+
+    def take(self, tile: int, logits: Tensor) -> None:
+        """Takes in a tile's logits, float16 [C, T, T]."""
+        assert self.answer is not None
+        if self.canvas is None:
+            rows = range(self.request.height)
+            self.answer.write(Piece(rows, 0, logits[None, :, : len(rows)]))
+        else:
+            self.canvas.add(tile, logits)
+            for piece in self.canvas.finish(tile):
+                self.answer.write(piece)
+        self.done += 1
+
+    def release(self) -> None:
+        """Gives the canvas back and forgets the pixels."""
+        self.ended = True
+        self.held_bytes = 0
+        self.image = None
+        if self.canvas is not None:
+            self.canvas.close()
+
+    def statement(self, now_s: float, process_peak_bytes: int) -> Statement:
+        """What it was quoted, held and used."""
+        lease, started_s = self.request.lease, self.started_s if self.started_s is not None else now_s
+        return Statement(
+            lease=lease.id if lease else None,
+            model="unet",
+            quoted_bytes=lease.lines.get(UNET_CANVAS, 0) if lease else 0,
+            held_bytes=self.held_bytes,
+            process_peak_bytes=process_peak_bytes,
+            rung=HOST_CANVAS if self.on_host else "none",
+            queue_s=started_s - self.arrived_s,
+            run_s=now_s - started_s,
+            pixels=self.request.height * self.request.width,
+            tiles=self.grid.tiles,
+            canvas_bytes=self.grid.strips * self.pool.strip_bytes,
+            decode_image_s=self.decode_s,
+        )

@@ -1,0 +1,91 @@
+"""The network over a batch of tiles: constant shapes, constant memory."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from backend import allocator
+from backend.unet.network import UNet
+from common.errors import SettingsError
+
+
+class TileRunner:
+    """Tiles in, logits out. One thread fills `slots` and calls `run`; on CUDA `run` only queues the work.
+
+    The network is in channels_last, on the device and of the dtype that it runs in. Batches come in few sizes, the
+    *buckets*, so that every shape that runs has been warmed up.
+    """
+
+    def __init__(
+        self, network: UNet, tile_pixels: int, tile_batch: int, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        """`mean` and `std` normalise RGB in [0, 1]."""
+        parameter = network.segmentation_head[0].weight
+        assert isinstance(parameter, Tensor)
+        self.network = network
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.tile_pixels, self.tile_batch = tile_pixels, tile_batch
+        self.buckets = _buckets(tile_batch, self.device)
+        self._scale = torch.tensor([1 / (255 * s) for s in std]).to(self.device, self.dtype).view(1, 3, 1, 1)
+        self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).to(self.device, self.dtype)
+        self._shift = self._shift.view(1, 3, 1, 1)
+        size = (tile_batch, tile_pixels, tile_pixels, 3)
+        pinned = self.device.type == "cuda"
+        self._hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in self._hosts] if pinned else []  # type: ignore[no-untyped-call]
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the parameters on the device."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.network.parameters())
+
+    def slots(self) -> NDArray[np.uint8]:
+        """[tile_batch, T, T, 3]: where the tiles of the next `run` go. Waits until the device has read the old ones."""
+        if self._copied:
+            self._copied[0].synchronize()
+        return self._hosts[0].numpy()
+
+    @torch.inference_mode()
+    def run(self, count: int) -> Tensor:
+        """Logits of the first `count` slots: float16 [count, C, T, T] on the device."""
+        bucket = next(size for size in self.buckets if size >= count)
+        tiles = self._hosts[0][:bucket].to(self.device, non_blocking=True)
+        if self._copied:
+            self._copied[0].record()
+            self._copied.reverse()
+            self._hosts.reverse()
+        pixels = torch.addcmul(self._shift, tiles.permute(0, 3, 1, 2).to(self.dtype), self._scale)
+        logits: Tensor = self.network(pixels)
+        return logits[:count].half()
+
+    def warm_up(self) -> None:
+        """Runs every shape that will run, so that no kernel, plan or workspace is chosen later.
+
+        Raises SettingsError when the logits of a test pattern are no numbers, or too large for float16.
+        """
+        torch.backends.cudnn.benchmark = True
+        self._rehearse()
+        allocator.release_free_segments(self.device)
+        self._rehearse()
+
+    def synchronize(self) -> None:
+        """Waits until all queued work has ended."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _rehearse(self) -> None:
+        pattern = np.random.default_rng(0).integers(0, 256, self.slots().shape, dtype=np.uint8)
+        for bucket in reversed(self.buckets):
+            self.slots()[:bucket] = pattern[:bucket]
+            if not bool(self.run(bucket).isfinite().all()):
+                raise SettingsError(f"unet.weights: the network does not give finite numbers in {self.dtype}")
+
+
+def _buckets(tile_batch: int, device: torch.device) -> tuple[int, ...]:
+    """Batch sizes that run: all on the CPU, which needs no plan for them; powers of two and the full one on CUDA."""
+    if device.type != "cuda":
+        return tuple(range(1, tile_batch + 1))
+    return (*(1 << n for n in range(tile_batch.bit_length()) if 1 << n < tile_batch), tile_batch)
