@@ -49,14 +49,21 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return repository
 
 
+@pytest.fixture(scope="module")
+def calm(toys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service of toys that a module's tests share; whoever disturbs it waits until it is ready again."""
+    with Running(tmp_path_factory.mktemp("calm"), {"triton.model_repository": str(toys)}) as running:
+        yield running.wait_up()
+
+
 @pytest.fixture
 def start(toys: Path, tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts a service of toys, with settings (``server.port`` -> value) and arguments of ``vramgate up``."""
+    """Starts a service of toys, with settings (``server__port="1"``) and arguments of ``vramgate up``."""
     with ExitStack() as stack:
 
-        def start_one(*arguments: str, folder: str = "state", **settings: str) -> Running:
+        def start_one(*arguments: str, **settings: str) -> Running:
             named = {key.replace("__", "."): value for key, value in settings.items()}
-            named = {"triton.model_repository": str(toys), "watchdog.poll_s": "0.1", **named}
-            return stack.enter_context(Running(tmp_path / folder, named, arguments))
+            named = {"triton.model_repository": str(toys), **named}
+            return stack.enter_context(Running(tmp_path / "state", named, arguments))
 
         yield start_one

@@ -11,7 +11,7 @@ import pytest
 
 from common.settings import load
 from frontend import tritonserver
-from tests.integration.running import Running, command_of, descendants
+from tests.integration.running import Running, command_of, descendants, environ
 
 Start = Callable[..., Running]
 
@@ -44,27 +44,27 @@ def default_regions() -> set[Path]:
     return set(tritonserver.SHARED_MEMORY.glob("triton_python_backend_shm_region_*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_signal_leaves_no_process_and_no_shared_memory(start: Start, number: signal.Signals) -> None:
+def test_both_stop_signals_leave_no_process_and_no_shared_memory_and_a_second_start_works(start: Start) -> None:
     before = default_regions()
-    running = start().wait_up()
-    pids = descendants(running.process.pid)
-    assert shared_memory_of(running)
-    assert running.stop(number) == 0
-    assert all_gone(pids, 0)
-    assert shared_memory_of(running) == []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running = start().wait_up()
+        assert running.ready()
+        pids = descendants(running.process.pid)
+        assert shared_memory_of(running)
+        assert running.stop(number) == 0
+        assert all_gone(pids, 0)
+        assert shared_memory_of(running) == []
     assert default_regions() <= before
 
 
-def test_an_idle_connection_of_a_client_does_not_hold_up_the_stop(start: Start) -> None:
+def test_idle_connections_of_clients_do_not_hold_up_the_stop(start: Start) -> None:
     running = start().wait_up()
     with (
         socket.create_connection(("127.0.0.1", running.port)),
         socket.create_connection(("127.0.0.1", running.triton_port)),
     ):
-        begun_s = time.monotonic()
         running.stop()
-        assert time.monotonic() - begun_s < 10.0
+    assert shared_memory_of(running) == []
 
 
 def test_nothing_outlives_a_launcher_that_is_killed(start: Start) -> None:
@@ -85,41 +85,34 @@ def test_a_stop_while_the_models_load_leaves_nothing(start: Start) -> None:
     assert shared_memory_of(running) == []
 
 
-def test_a_frontend_that_dies_comes_back_while_the_models_stay(start: Start) -> None:
-    running = start().wait_up()
-    frontend, triton = pid_of(running, "frontend.serve"), pid_of(running, "bin/tritonserver")
+def test_a_frontend_that_dies_comes_back_while_the_models_stay(calm: Running) -> None:
+    frontend, triton = pid_of(calm, "frontend.serve"), pid_of(calm, "bin/tritonserver")
     os.kill(frontend, signal.SIGKILL)
-    running.wait_for(lambda: "starting it again" in running.output and running.ready(), 30)
-    assert pid_of(running, "bin/tritonserver") == triton
-    assert pid_of(running, "frontend.serve") != frontend
+    calm.wait_for(lambda: "frontend ended with status -9" in calm.output and calm.ready(), 60)
+    assert pid_of(calm, "bin/tritonserver") == triton
+    assert pid_of(calm, "frontend.serve") != frontend
 
 
-def test_a_model_server_that_dies_comes_back_with_its_models_while_the_frontend_says_503(start: Start) -> None:
-    running = start().wait_up()
-    frontend = pid_of(running, "frontend.serve")
-    os.kill(pid_of(running, "bin/tritonserver"), signal.SIGKILL)
-    running.wait_for(lambda: not running.ready(), 30)
+def test_a_model_server_that_dies_comes_back_with_its_models_while_the_frontend_says_503(calm: Running) -> None:
+    frontend = pid_of(calm, "frontend.serve")
+    os.kill(pid_of(calm, "bin/tritonserver"), signal.SIGKILL)
+    calm.wait_for(lambda: not calm.ready(), 30)
     with pytest.raises(urllib.error.HTTPError) as refusal:
-        running.get("/readyz")
+        calm.get("/readyz")
     with refusal.value as reply:
         assert reply.code == 503
-    running.wait_for(running.ready, 60)
-    assert pid_of(running, "frontend.serve") == frontend
-    assert len(shared_memory_of(running)) == 2
+    calm.wait_for(calm.ready, 60)
+    assert pid_of(calm, "frontend.serve") == frontend
+    assert len(shared_memory_of(calm)) == 2
 
 
-def test_a_second_start_finds_everything_as_it_was(start: Start) -> None:
-    assert start().wait_up().stop() == 0
-    assert start().wait_up().ready()
-
-
-def test_the_leftovers_of_a_killed_run_are_removed_by_the_next(start: Start) -> None:
-    running = start().wait_up()
-    left = tritonserver.SHARED_MEMORY / (tritonserver.shm_prefix(load(running.environ)) + "left-by-a-killed-run")
-    running.stop()
+def test_the_leftovers_of_a_killed_run_are_removed(start: Start, tmp_path: Path) -> None:
+    prefix = tritonserver.shm_prefix(load(environ(tmp_path / "state", {})))
+    left = tritonserver.SHARED_MEMORY / f"{prefix}left-by-a-killed-run"
     left.touch()
-    again = start().wait_up()
-    assert left not in shared_memory_of(again)
+    running = start().wait_up()
+    assert len(shared_memory_of(running)) == 2
+    assert not left.exists()
 
 
 def test_a_taken_port_is_named_with_the_flag_that_chooses_another(start: Start) -> None:
@@ -145,14 +138,13 @@ def test_a_taken_triton_port_is_named_too(start: Start) -> None:
     assert "--triton-grpc-port " in running.output
 
 
-def test_two_services_side_by_side_need_a_state_directory_each(start: Start) -> None:
-    first = start().wait_up()
-    second = start(folder="state/../state")
+def test_two_services_side_by_side_need_a_state_directory_each(start: Start, calm: Running) -> None:
+    second = start(state__dir=str(calm.state_dir))
     assert second.process.wait(30) == 2
-    assert f"process {first.process.pid}" in second.output
+    assert f"process {calm.process.pid}" in second.output
     assert "VRAMGATE_STATE__DIR" in second.output
-    assert start(folder="other").wait_up().ready()
-    assert first.ready()
+    assert start().wait_up().ready()
+    assert calm.ready()
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(start: Start, tmp_path: Path) -> None:
@@ -173,23 +165,21 @@ def test_a_frontend_with_unusable_settings_is_not_started_again_and_again(start:
     assert "server.port" in running.output
 
 
-def test_triton_listens_on_loopback_only_and_its_management_asks_for_the_key(start: Start) -> None:
-    running = start().wait_up()
-    assert listening_addresses(running.triton_port) == ["0100007F"]
+def test_triton_listens_on_loopback_only_and_its_management_asks_for_the_key(calm: Running) -> None:
+    assert listening_addresses(calm.triton_port) == ["0100007F"]
     for path in ("/v2/repository/models/llama/unload", "/v2/repository/index"):
         with pytest.raises(urllib.error.HTTPError) as refusal:
-            urllib.request.urlopen(urllib.request.Request(running.triton_url + path, b"{}"), timeout=10)
+            urllib.request.urlopen(urllib.request.Request(calm.triton_url + path, b"{}"), timeout=10)
         with refusal.value as reply:
             assert reply.code == 403
 
 
-def test_a_triton_that_runs_already_is_used_and_left_alone(start: Start) -> None:
-    first = start(triton__admin_key="shared").wait_up()
-    second = start("--triton-url", first.triton_url, folder="second").wait_up()
+def test_a_triton_that_runs_already_is_used_and_left_alone(start: Start, calm: Running) -> None:
+    second = start("--triton-url", calm.triton_url).wait_up()
     assert second.ready()
     assert [command_of(pid) for pid in descendants(second.process.pid) if "tritonserver" in command_of(pid)] == []
     assert second.stop() == 0
-    assert first.ready()
+    assert calm.ready()
 
 
 def test_a_triton_url_that_does_not_answer_is_said_at_once(start: Start) -> None:
