@@ -24,6 +24,7 @@ ITEMSIZE: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 SAMPLED_ROWS = 16
 """Rows of logits that are sampled at once."""
+_GRAPH_FIXED_BYTES = 160 * 2**20
 _SAMPLING_BYTES = 48
 """Per logit of a sampled row: logits, probabilities, sorted values, sums, masks (4 B each), ids (8), the sort's own."""
 _FAMILIES = ("llama", "mistral")
@@ -146,6 +147,16 @@ def standing(shape: LlamaShape, dtype: str, page_tokens: int, pages: int, step_t
             Line(GRANT, sampling_bytes, f"sampling: {SAMPLED_ROWS} rows at once"),
         ]
     )
+
+
+def graph_bytes(shape: LlamaShape, max_batch: int) -> int:
+    """What captured decode steps hold on CUDA beside :func:`standing`, in bytes.
+
+    Per token the float32 sums of a product cut in up to four, of a batch the attention's partial sums (64 cuts in all),
+    the workspace of the matrix library (32 MiB a handle on Hopper) and the segments of the graphs' own pool.
+    """
+    token_bytes = 4 * (4 * shape.hidden + 2 * shape.qkv_width + shape.q_width + shape.ffn)
+    return max_batch * token_bytes + 64 * shape.heads * (shape.head_dim + 2) * 4 + _GRAPH_FIXED_BYTES
 
 
 def pages_in(

@@ -86,6 +86,8 @@ class LlamaEngine:
         self._progress_s = clock()
         self._base_bytes = 0
         """Allocated when nothing runs."""
+        self.warm_peak_bytes = 0
+        """The allocator's peak once everything was warm; nothing that comes later may exceed it."""
         self._closing = False
         self._warm: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="llama-engine", daemon=True)
@@ -159,6 +161,7 @@ class LlamaEngine:
         """The thread. Whatever a turn raises, the next one happens."""
         try:
             self._runner.warm_up()
+            self.warm_peak_bytes = allocator.peak_bytes(self._runner.device)
             self._base_bytes = allocator.read(self._runner.device).allocated_bytes
         except BaseException as error:
             self._warm.set_exception(error)

@@ -11,13 +11,13 @@ from backend import allocator
 from backend.device import open_card
 from backend.llama.model import Llama
 from backend.llama.pages import PagePool
-from backend.llama.runner import Runner
+from backend.llama.runner import FastDecode, Runner
 from backend.llama.weights import Checkpoint, RandomWeights, build, read_config
 from common.errors import SettingsError
 from common.settings import Llama as LlamaSettings
 from common.settings import Settings
 from estimator import grants
-from estimator.llama import LlamaShape, pages_in, standing
+from estimator.llama import LlamaShape, graph_bytes, pages_for, pages_in, standing
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,8 @@ def open_runner(settings: Settings, folder: Path, device: torch.device) -> Runne
     shape = served_shape(config, llama)
     dtype = llama.dtype_on(device.type)
     grant_bytes = _grant_bytes(settings, device)
-    pages = pool_pages(shape, dtype, llama, grant_bytes)
+    graphs_bytes = graph_bytes(shape, llama.max_batch) if device.type == "cuda" else 0
+    pages = pool_pages(shape, dtype, llama, grant_bytes - graphs_bytes)
     allocator.wall(device, grant_bytes)
     with torch.inference_mode():
         model = replace(_open_model(config, folder, getattr(torch, dtype), device, llama), shape=shape)
@@ -37,7 +38,7 @@ def open_runner(settings: Settings, folder: Path, device: torch.device) -> Runne
     log.info(
         "llama: %s", standing(shape, dtype, llama.page_tokens, pages, llama.step_tokens, llama.max_batch).explain()
     )
-    return Runner(model, pool, llama.step_tokens, llama.max_batch)
+    return Runner(model, pool, llama.step_tokens, llama.max_batch, _fast_decode(model, pool, llama.max_batch))
 
 
 def served_shape(config: dict[str, Any], llama: LlamaSettings) -> LlamaShape:
@@ -73,6 +74,17 @@ def _open_model(
         return build(config, RandomWeights(device), dtype, device)
     with Checkpoint(folder) as checkpoint:
         return build(config, checkpoint, dtype, device)
+
+
+def _fast_decode(model: Llama, pool: PagePool, max_batch: int) -> FastDecode | None:
+    """The captured decode step where the device and the model allow it."""
+    if pool.device.type != "cuda":
+        return None
+    from backend.llama import graphs  # its kernels need CUDA's compiler
+
+    if not graphs.can_capture(model):
+        return None
+    return graphs.DecodeGraphs(model, pool, max_batch, pages_for(model.shape.context_tokens, pool.page_tokens))
 
 
 def _grant_bytes(settings: Settings, device: torch.device) -> int:

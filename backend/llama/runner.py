@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -20,11 +21,15 @@ _CPU_WARM_TOKENS = 16
 class Runner:
     """Runs steps. All methods but the constructor belong to the engine's thread."""
 
-    def __init__(self, model: Llama, pool: PagePool, step_tokens: int, max_batch: int) -> None:
+    def __init__(
+        self, model: Llama, pool: PagePool, step_tokens: int, max_batch: int, fast_decode: "FastDecode | None" = None
+    ) -> None:
+        """`fast_decode` computes batches of single tokens, where the device has something better than ``forward``."""
         self.model = model
         self.pool = pool
         self._step_tokens = step_tokens
         self._max_batch = min(max_batch, step_tokens)
+        self._fast_decode = fast_decode
         self._gather_pages = gather_pages(model.shape.context_tokens, pool.page_tokens, pool.pages, max_batch)
 
     @property
@@ -34,7 +39,24 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, step: Sequence[Slice]) -> torch.Tensor:
-        """Logits [slices that sample, vocab], in the order of `step`. May be repeated: the same writes happen again."""
+        """Logits [slices that sample, vocab], in the order of `step`. May be repeated: the same writes happen again.
+
+        They are valid until the next call.
+        """
+        decodes = [slice_ for slice_ in step if slice_.is_decode] if self._fast_decode else []
+        chunks = [slice_ for slice_ in step if slice_ not in decodes]
+        if self._fast_decode is None or not decodes:
+            return self._mixed(step)
+        fast = self._fast_decode(decodes)
+        if not chunks:
+            return fast
+        # A chunk may stand in front of a decode, so the rows are put back in the order of the step.
+        rows = [slice_ for slice_ in (*decodes, *chunks) if slice_.samples]
+        order = [rows.index(slice_) for slice_ in step if slice_.samples]
+        return torch.cat((fast, self._mixed(chunks).to(fast.dtype)))[order]
+
+    def _mixed(self, step: Sequence[Slice]) -> torch.Tensor:
+        """See ``forward``; decodes and chunks in one pass."""
         # Decodes by length, so that neighbours need about as many pages.
         order = sorted(range(len(step)), key=lambda index: (step[index].count > 1, step[index].end))
         slices = [step[index] for index in order]
@@ -62,6 +84,8 @@ class Runner:
         Their keys and values go to the page that is never lent. The CPU keeps no memory back, so there full batches
         of short sequences, which load every kernel, are enough.
         """
+        if self._fast_decode is not None:
+            self._fast_decode.capture()
         longest = min(self.model.shape.context_tokens, self.pool.pages * self.pool.page_tokens)
         if self.device.type == "cpu":
             longest = min(longest, _CPU_WARM_TOKENS)
@@ -85,6 +109,16 @@ class Runner:
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+class FastDecode(Protocol):
+    """A better way to compute one token for each of many sequences."""
+
+    def capture(self) -> None:
+        """Takes its memory and makes itself ready."""
+
+    def __call__(self, decodes: Sequence[Slice]) -> torch.Tensor:
+        """Logits [len(decodes), vocab] float32, valid until the next call."""
 
 
 _DEMANDING = (

@@ -63,6 +63,11 @@ class Slice:
         return cls(sequence, sequence.computed, count, samples=count == sequence.pending)
 
     @property
+    def is_decode(self) -> bool:
+        """One token, and its successor is wanted."""
+        return self.count == 1 and self.samples
+
+    @property
     def end(self) -> int:
         """Tokens in the cache after this."""
         return self.start + self.count

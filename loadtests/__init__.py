@@ -1,0 +1,1 @@
+"""Load campaigns, benchmarks, and the naive services they are compared with."""

@@ -1,0 +1,76 @@
+"""The captured decode step against the reference path, on a card."""
+
+import pytest
+import torch
+
+from backend.llama.model import Llama
+from backend.llama.pages import PagePool
+from backend.llama.runner import Runner
+from backend.llama.scheduler import Sequence, Slice
+from backend.llama.weights import RandomWeights, build
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 1024,
+}
+PAGE = 64
+LENGTHS = (2, 63, 64, 65, 200, 640, 7)
+
+
+def runners(dtype: torch.dtype) -> tuple[Runner, Runner]:
+    """One with graphs, one without, over the same weights and the same random past."""
+    from backend.llama.graphs import DecodeGraphs
+
+    device = torch.device("cuda", 0)
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        model: Llama = build(CONFIG, RandomWeights(device), dtype, device)
+        pools = [PagePool(model.shape, 128, PAGE, dtype, device) for _ in range(2)]
+        for index in range(model.shape.layers):
+            for mine, yours in zip(pools[0].layer(index), pools[1].layer(index), strict=True):
+                yours.copy_(mine.normal_())
+    graphs = DecodeGraphs(model, pools[0], max_batch=8, max_pages=16)
+    fast, plain = (
+        Runner(model, pool, step_tokens=128, max_batch=8, fast_decode=fast)
+        for pool, fast in zip(pools, (graphs, None), strict=True)
+    )
+    fast.warm_up()
+    plain.warm_up()
+    return fast, plain
+
+
+def decodes(lengths: tuple[int, ...]) -> list[Slice]:
+    step, page = [], 0
+    for number, length in enumerate(lengths):
+        count = -(-length // PAGE)
+        pages = list(range(page, page + count))
+        page += count
+        tokens = [(number * 37 + place) % 1000 for place in range(length)]
+        step.append(Slice.next_of(Sequence(tokens, max_tokens=1, pages=pages, computed=length - 1), 1))
+    return step
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7])
+def test_a_captured_step_gives_the_logits_of_the_reference(count: int, dtype: torch.dtype) -> None:
+    fast, plain = runners(dtype)
+    step = decodes(LENGTHS[:count])
+    got, expected = fast.forward(step).float(), plain.forward(step).float()
+    assert float((got - expected).norm() / expected.norm()) < 2e-2
+    assert bool((got.argmax(-1) == expected.argmax(-1)).all())
+
+
+def test_chunks_and_decodes_in_one_step_keep_their_rows() -> None:
+    fast, plain = runners(torch.bfloat16)
+    chunk = Slice.next_of(Sequence(list(range(50)), max_tokens=1, pages=[100]), 50)
+    step = [chunk, *decodes(LENGTHS[:3])]
+    got, expected = fast.forward(step).float(), plain.forward(step).float()
+    assert float((got - expected).norm() / expected.norm()) < 2e-2
