@@ -7,18 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from common.errors import InvalidRequest
-from common.image_header import opened, orientation
-
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""EXIF orientation -> what puts the image upright."""
+from common.image_header import opened, upright
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
@@ -28,10 +17,7 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     checked the size in the header. Raises InvalidRequest for a truncated or broken file and for 32-bit pixels.
     """
     with opened(data) as image:
-        turn = orientation(image)
-        image.load()
-        upright = image.transpose(_TRANSPOSE[turn]) if turn in _TRANSPOSE else image
-        return _to_rgb(upright)
+        return _to_rgb(upright(image))
 
 
 def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
