@@ -25,7 +25,7 @@ from frontend.supervision import Keeper
 
 DRAIN_S = 2.5
 """What the frontend gets beyond ``server.shutdown_s``: cancelled work ends, the journal is closed."""
-MODEL_SERVER_S = 1.0
+MODEL_SERVER_S = 0.5
 """What is left to tritonserver at the least, when the frontend has used up its own time; what it needs is 2 to 3 s."""
 IMPATIENCE_S = 1.0
 """A second stop signal counts from so long after the first; wrappers are known to pass one on twice."""
@@ -108,7 +108,7 @@ class Launcher:
             await child.stop(0)
 
     async def _stop_processes(self) -> None:
-        """The frontend first, then tritonserver; together in ``server.shutdown_s`` and 3.5 s."""
+        """The frontend first, then tritonserver; together in ``server.shutdown_s`` and 3 s."""
         frontend_s = self._settings.server.shutdown_s + DRAIN_S
         latest_s = time.monotonic() + frontend_s + MODEL_SERVER_S
         await self._frontend_keeper.stop(frontend_s)
