@@ -21,6 +21,8 @@ LIVE_S = 120.0
 READY_S = 60.0
 """For the frontend to have asked both engines."""
 POLL_S = 0.1
+LOG_BYTES = 16 * 2**20
+"""A log that is longer when the model server starts is put aside, and the one put aside before it goes."""
 
 
 class ModelServer:
@@ -41,7 +43,7 @@ class ModelServer:
         return self._state_dir / "tritonserver.log"
 
     async def start(self) -> Child:
-        """The embedded server, with no model yet; what an earlier one left in shared memory is removed first."""
+        """The embedded server, with no model yet; what an earlier one left behind is removed."""
         installation = tritonserver.locate(self._environ)
         command = tritonserver.command(
             self._settings,
@@ -51,6 +53,8 @@ class ModelServer:
             self._admin_key or "",
         )
         tritonserver.remove_shared_memory(self._settings)
+        if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.1"))
         return await Child.start(self.name, command, tritonserver.environment(installation, self._environ), self.log)
 
     async def settle(self) -> None:
