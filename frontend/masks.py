@@ -15,7 +15,8 @@ Mask = NDArray[np.uint8]
 Picture = NDArray[np.uint8]
 """[H, W, 3], RGB."""
 
-_BAND_ROWS = 256
+_BAND_ROWS = 64
+"""Rows that are painted at once: bounds what painting takes beside the picture."""
 _TINT = 0.4
 """Share of the class colour in a tinted pixel."""
 
@@ -62,8 +63,8 @@ def to_overlay(picture: Picture, mask: Mask) -> bytes:
         band = slice(top, top + _BAND_ROWS)
         pixels, labels = picture[band], mask[band]
         colour = colours[labels]
-        tinted = (pixels * (1 - _TINT) + colour * np.float32(_TINT)).astype(np.uint8)
-        np.copyto(pixels, tinted, where=(labels > 0)[..., None])
+        tinted = pixels.astype(np.float32) * (1 - _TINT) + colour.astype(np.float32) * _TINT
+        np.copyto(pixels, tinted.astype(np.uint8), where=(labels > 0)[..., None])
         np.copyto(pixels, colour, where=_outline(mask, top, top + len(labels))[..., None])
     return _encode(Image.fromarray(picture))
 
