@@ -2,8 +2,10 @@
 
 import asyncio
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 
 from common.errors import RequestError, VramgateError
@@ -36,6 +38,15 @@ class ModelServer:
         self._admin_key = admin_key
         self._steps = steps
         self._state_dir = settings.state.dir.expanduser().resolve()
+        self._elsewhere: tempfile.TemporaryDirectory[str] | None = None
+
+    @cached_property
+    def _links_dir(self) -> Path:
+        """Where links with plain paths can be: the state directory, or one that goes when this object does."""
+        if tritonserver.is_plain(self._state_dir):
+            return self._state_dir
+        self._elsewhere = tempfile.TemporaryDirectory(prefix="vramgate-", ignore_cleanup_errors=True)
+        return Path(self._elsewhere.name)
 
     @property
     def log(self) -> Path:
@@ -45,11 +56,12 @@ class ModelServer:
     async def start(self) -> Child:
         """The embedded server, with no model yet; what an earlier one left behind is removed."""
         installation = tritonserver.locate(self._environ)
+        repository = tritonserver.model_repository(self._settings)
         command = tritonserver.command(
             self._settings,
             installation.binary,
-            tritonserver.prepare_backends(installation, self._state_dir / "backends"),
-            tritonserver.model_repository(self._settings),
+            tritonserver.plain_backends(installation, self._links_dir),
+            tritonserver.plain_repository(repository, self._links_dir),
             self._admin_key or "",
         )
         tritonserver.remove_shared_memory(self._settings)

@@ -7,6 +7,7 @@ where an unpacked server is brought along. Nothing here starts a process.
 import hashlib
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -66,17 +67,34 @@ def locate(environ: Mapping[str, str] = os.environ) -> Installation:
     return installation
 
 
-def prepare_backends(installation: Installation, folder: Path) -> Path:
-    """A backend directory in `folder` with the stub of this version of Python; made anew on each call."""
-    if (installation.backends_dir / "python" / STUB).exists():
+def is_plain(path: Path) -> bool:
+    """Whether a shell reads `path` as it is: Triton starts the stub by an unquoted shell command, and hangs else."""
+    return shlex.quote(str(path)) == str(path)
+
+
+def plain_backends(installation: Installation, folder: Path) -> Path:
+    """A plain path of a backend directory with the stub of this version of Python; links in `folder`, made anew."""
+    if is_plain(installation.backends_dir) and (installation.backends_dir / "python" / STUB).exists():
         return installation.backends_dir
-    python = folder / "python"
-    shutil.rmtree(folder, ignore_errors=True)
+    backends_dir = folder / "backends"
+    shutil.rmtree(backends_dir, ignore_errors=True)
+    python = backends_dir / "python"
     python.mkdir(parents=True)
     for name in BACKEND_FILES:
         (python / name).symlink_to(installation.backends_dir / "python" / name)
     (python / STUB).symlink_to(installation.stub)
-    return folder
+    return backends_dir
+
+
+def plain_repository(repository: Path, folder: Path) -> Path:
+    """A plain path of `repository`: itself, or a link in `folder`, made anew."""
+    if is_plain(repository):
+        return repository
+    link = folder / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(repository)
+    return link
 
 
 def model_repository(settings: Settings) -> Path:

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import socket
 import time
@@ -65,6 +66,13 @@ def test_idle_connections_of_clients_do_not_hold_up_the_stop(start: Start) -> No
     ):
         running.stop()
     assert shared_memory_of(running) == []
+
+
+def test_paths_with_spaces_work(start: Start, toys: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "your models"
+    shutil.copytree(toys, repository)
+    running = start(state__dir=str(tmp_path / "my state"), triton__model_repository=str(repository)).wait_up()
+    assert running.stop() == 0
 
 
 def test_nothing_outlives_a_launcher_that_is_killed(start: Start) -> None:

@@ -28,7 +28,7 @@ def brought_along(tmp_path: Path) -> tritonserver.Installation:
 def test_a_server_that_is_brought_along_is_used_with_its_own_backends(tmp_path: Path) -> None:
     installation = brought_along(tmp_path)
     assert installation.binary == tmp_path / "tritonserver"
-    assert tritonserver.prepare_backends(installation, tmp_path / "unused") == tmp_path / "backends"
+    assert tritonserver.plain_backends(installation, tmp_path / "unused") == tmp_path / "backends"
     assert not (tmp_path / "unused").exists()
 
 
@@ -49,9 +49,27 @@ def test_the_backend_directory_gets_the_stub_of_this_python_and_can_be_made_twic
     stub = executable(tmp_path / "stubs" / "3.11" / tritonserver.STUB)
     installation = tritonserver.Installation(wheel / "bin", wheel, stub, ())
     for _ in range(2):
-        folder = tritonserver.prepare_backends(installation, tmp_path / "state" / "backends")
+        folder = tritonserver.plain_backends(installation, tmp_path / "state")
     assert (folder / "python" / tritonserver.STUB).resolve() == stub
     assert {file.name for file in (folder / "python").iterdir()} == {*tritonserver.BACKEND_FILES, tritonserver.STUB}
+
+
+@pytest.mark.parametrize("name", ["with space", "dollar$HOME", "quote'"])
+def test_triton_never_sees_a_path_that_its_shell_would_break(tmp_path: Path, name: str) -> None:
+    odd = tmp_path / name
+    repository = odd / "models"
+    repository.mkdir(parents=True)
+    stub = executable(odd / "backends" / "python" / tritonserver.STUB)
+    for file in tritonserver.BACKEND_FILES:
+        executable(odd / "backends" / "python" / file)
+    installation = tritonserver.Installation(odd / "bin", odd / "backends", stub, ())
+    for _ in range(2):
+        backends = tritonserver.plain_backends(installation, tmp_path / "links")
+        models = tritonserver.plain_repository(repository, tmp_path / "links")
+    assert tritonserver.is_plain(backends)
+    assert (backends / "python" / tritonserver.STUB).resolve() == stub.resolve()
+    assert tritonserver.is_plain(models)
+    assert models.resolve() == repository.resolve()
 
 
 def test_every_port_listens_on_loopback_only(tmp_path: Path) -> None:
