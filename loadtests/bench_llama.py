@@ -51,6 +51,9 @@ def main() -> None:
 
 def bench_card(figures: Figures, rows: Rows) -> None:
     """All figures of the card; our engine first, the library's ways after it has left the card."""
+    figures["copy_bytes_per_s"] = card_limits.copy_bytes_per_s(torch.device("cuda"))
+    figures["matrix_flops_per_s"] = card_limits.matrix_flops_per_s(torch.device("cuda"), torch.bfloat16)
+    torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory() as folder:
         dummy_model.write(Path(folder), dummy_model.LLAMA_3_8B)
         llama = Llama(
@@ -82,7 +85,7 @@ def engine_figures(settings: Settings, load_figure: str, figures: Figures, rows:
 def decode_figures(engine: LlamaEngine, figures: Figures, rows: Rows) -> None:
     """A decode step against the bytes it must read at the bandwidth of a large copy."""
     runner = engine._runner
-    bandwidth = figures["copy_bytes_per_s"] = card_limits.copy_bytes_per_s(runner.device)
+    bandwidth = figures["copy_bytes_per_s"]
     kv_token_bytes = engine.limits.page_bytes // engine.limits.page_tokens
     for batch in (1, 8, 64):
         step = _decode_step(runner, batch)
@@ -96,7 +99,7 @@ def decode_figures(engine: LlamaEngine, figures: Figures, rows: Rows) -> None:
 def job_figures(engine: LlamaEngine, figures: Figures, rows: Rows) -> None:
     """Many requests at once against the time the card needs at the least."""
     runner = engine._runner
-    flops = figures["matrix_flops_per_s"] = card_limits.matrix_flops_per_s(runner.device, runner.pool.dtype)
+    flops = figures["matrix_flops_per_s"]
     kv_token_bytes = engine.limits.page_bytes // engine.limits.page_tokens
     for count in (64, 256):
         engine_driver.together(engine, count, PROMPT_TOKENS, 8)
@@ -214,7 +217,6 @@ def opened(settings: Settings, figures: Figures, figure: str) -> Iterator[LlamaE
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-            print("left on the card", torch.cuda.memory_allocated(), flush=True)
 
 
 def _decode(runner: Runner, step: list[Slice]) -> list[int]:

@@ -98,7 +98,8 @@ class DecodeGraphs:
             x, normed = add_norm(x, _partial(attended, layer.out), layer.mlp_norm, model.norm_eps)
             partial = _partial(_gated(normed, layer.gate_up), layer.down)
         _, normed = add_norm(x, partial, model.norm, model.norm_eps)
-        return _partial(normed, Linear(model.head))[0].float()
+        sums = _partial(normed, Linear(model.head))
+        return sums[0].float() if len(sums) == 1 else sums.sum(0)
 
 
 def batch_sizes(max_batch: int) -> list[int]:

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from estimator.llama import LlamaShape
 
+FEW_ROWS = 4
+
 
 class Attend(Protocol):
     """Attention over what was cached before and the tokens of this step."""
@@ -30,7 +32,10 @@ class Linear:
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] -> [..., out]."""
+        """[rows, in] -> [rows, out]."""
+        if x.device.type == "cpu" and len(x) <= FEW_ROWS:
+            out = _narrow_product(x, self.weight)
+            return out if self.bias is None else out + self.bias
         return F.linear(x, self.weight, self.bias)
 
 
@@ -84,7 +89,7 @@ class Llama:
         for index, layer in enumerate(self.layers):
             x = x + self._attention(index, layer, x, cos, sin, attend)
             x = x + self._mlp(layer, x)
-        return F.linear(self._normed(x[logit_rows], self.norm), self.head)
+        return Linear(self.head)(self._normed(x[logit_rows], self.norm))
 
     def _attention(
         self, index: int, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
@@ -106,3 +111,13 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     """Rotates [tokens, heads, head_dim] by the angles [tokens, 1, head_dim / 2], halves paired as Llama pairs them."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _narrow_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A few rows times a matrix, seen from the matrix's side: there the CPU library reads it at the memory's speed.
+
+    One row is doubled: the library's own matrix-vector product takes half as long again (MKL on an AMD EPYC with
+    AVX-512, 49152 x 576 in float32: 10 ms against 6 ms).
+    """
+    rows = len(x)
+    return torch.mm(weight, (x.repeat(2, 1) if rows == 1 else x).t()).t()[:rows]

@@ -25,9 +25,3 @@ def dtype() -> torch.dtype:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "gpu" in item.path.parts:
-            item.add_marker(pytest.mark.gpu)

@@ -9,7 +9,10 @@ from backend.llama.runner import Runner
 from backend.llama.scheduler import Sequence, Slice
 from backend.llama.weights import RandomWeights, build
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
+]
 
 CONFIG = {
     "model_type": "llama",

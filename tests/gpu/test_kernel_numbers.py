@@ -9,6 +9,8 @@ from backend.llama.kernels.norms import add_norm
 from backend.llama.kernels.products import Tiling, gated_product, product, tiling_for
 from backend.llama.model import rotate
 
+pytestmark = pytest.mark.gpu
+
 SMALL = Tiling(columns=32, inner=64, splits=3, warps=4, stages=3)
 PAGE, PAGES, SEQUENCES = 64, 24, 5
 LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 4 * PAGE - 3)
@@ -58,7 +60,7 @@ def test_a_token_is_stored_and_attends_over_its_pages(
 ) -> None:
     kv_heads = 2
     heads = kv_heads * group
-    memory = torch.randn(PAGES, 2, 2, kv_heads, PAGE, head_dim, device=device, dtype=dtype)
+    memory = torch.randn(PAGES, 2, 2, PAGE, kv_heads, head_dim, device=device, dtype=dtype)
     keys, values = memory[:, 1, 0], memory[:, 1, 1]
     table = torch.randperm(PAGES, device=device)[: SEQUENCES * 4].to(torch.int32).view(SEQUENCES, 4)
     positions = torch.tensor([length - 1 for length in LENGTHS], device=device, dtype=torch.int32)
@@ -72,8 +74,8 @@ def test_a_token_is_stored_and_attends_over_its_pages(
     rotated = rotate(qkv[:, : heads + kv_heads], angles.cos(), angles.sin())
     pages = table[torch.arange(SEQUENCES), positions // PAGE].long()
     assert relative_error(queries, rotated[:, :heads]) < tolerance(dtype)
-    assert relative_error(keys[pages, :, positions % PAGE], rotated[:, heads:]) < tolerance(dtype)
-    assert relative_error(values[pages, :, positions % PAGE], qkv[:, heads + kv_heads :]) < tolerance(dtype)
+    assert relative_error(keys[pages, positions % PAGE], rotated[:, heads:]) < tolerance(dtype)
+    assert relative_error(values[pages, positions % PAGE], qkv[:, heads + kv_heads :]) < tolerance(dtype)
 
     expected = torch.stack([_attended(queries[i], keys, values, table[i], LENGTHS[i]) for i in range(SEQUENCES)])
     for splits in (1, 2, 16):
@@ -93,9 +95,9 @@ def _attended(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor, length: int
 ) -> torch.Tensor:
     """One sequence's attention [heads, head_dim], its pages gathered and its heads repeated."""
-    group = len(query) // keys.shape[1]
+    group = len(query) // keys.shape[2]
     k, v = (
-        cached[pages.long()].transpose(0, 1).flatten(1, 2)[:, :length].float().repeat_interleave(group, 0)
+        cached[pages.long()].flatten(0, 1)[:length].transpose(0, 1).float().repeat_interleave(group, 0)
         for cached in (keys, values)
     )
     return F.scaled_dot_product_attention(query.float()[:, None], k, v)[:, 0]

@@ -21,11 +21,11 @@ def store_qkv(
 ) -> torch.Tensor:
     """Adds the partial sums [splits, tokens, (heads + 2 x kv_heads) x head_dim], rotates, stores keys and values.
 
-    ``keys`` and ``values`` are one layer of the pool, [pages, kv_heads, page_tokens, head_dim]; a token's place is its
+    ``keys`` and ``values`` are one layer of the pool, [pages, page_tokens, kv_heads, head_dim]; a token's place is its
     position (int32) in the pages of its row of ``table`` (int32). Returns the queries [tokens, heads, head_dim].
     """
     splits, tokens, width = partial.shape
-    _, kv_heads, page_tokens, head_dim = keys.shape
+    _, page_tokens, kv_heads, head_dim = keys.shape
     queries = torch.empty((tokens, heads, head_dim), dtype=keys.dtype, device=keys.device)
     _store_qkv[(tokens, heads + 2 * kv_heads)](
         partial,
@@ -40,8 +40,8 @@ def store_qkv(
         width,
         table.stride(0),
         keys.stride(0),
-        keys.stride(1),
         keys.stride(2),
+        keys.stride(1),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=head_dim // 2,
@@ -67,7 +67,7 @@ def attend(
     al. 2023).
     """
     tokens, heads, head_dim = queries.shape
-    _, kv_heads, page_tokens, _ = keys.shape
+    _, page_tokens, kv_heads, _ = keys.shape
     group = heads // kv_heads
     sums = torch.empty((tokens, kv_heads, splits, group, head_dim), dtype=torch.float32, device=queries.device)
     weights = torch.empty((tokens, kv_heads, splits, group, 2), dtype=torch.float32, device=queries.device)
@@ -82,8 +82,8 @@ def attend(
         head_dim**-0.5 * _LOG2_E,
         table.stride(0),
         keys.stride(0),
-        keys.stride(1),
         keys.stride(2),
+        keys.stride(1),
         GROUP=group,
         ROWS=max(16, triton.next_power_of_2(group)),
         DIM=head_dim,
