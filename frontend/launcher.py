@@ -111,8 +111,9 @@ class Launcher:
         """The frontend first, then tritonserver; together in ``server.shutdown_s`` and 3 s."""
         frontend_s = self._settings.server.shutdown_s + DRAIN_S
         latest_s = time.monotonic() + frontend_s + MODEL_SERVER_S
-        await self._frontend_keeper.stop(frontend_s)
-        await self._model_keeper.stop(latest_s - time.monotonic())
+        with self._steps.step("stopping"):
+            await self._frontend_keeper.stop(frontend_s)
+            await self._model_keeper.stop(latest_s - time.monotonic())
         if self._settings.triton.url is None:
             tritonserver.remove_shared_memory(self._settings)
 
