@@ -100,7 +100,7 @@ def _wall(settings: Settings, device: torch.device) -> None:
 def _fill(network: UNet, file: Path, unet: UnetSettings) -> None:
     try:
         network.load_state_dict({name: value.float() for name, value in _read(file).items()})
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+    except Exception as error:  # the two readers raise types of their own for broken files
         raise SettingsError(
             f"unet.weights: {file} does not hold a ResNet50-UNet of width {unet.width} with {len(unet.class_names)}"
             f" classes (unet.width, unet.class_names): {str(error)[:500]}"

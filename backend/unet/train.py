@@ -39,7 +39,7 @@ class Recipe:
 
     seed: int = 2018
     width: int = 16
-    steps: int = 3000
+    steps: int = 2400
     batch: int = 16
     crop: int = 160
     max_lr: float = 4e-3
@@ -181,6 +181,8 @@ def iou_table(
     rows = parts | {f"test, {kind}": parts["test"][kinds == index] for index, kind in enumerate(KINDS)}
     table = {}
     for name, indices in rows.items():
+        if not len(indices):
+            continue
         iou, dice = overlap(predict(network, images[indices]) > 0.5, masks[indices])
         figures = {"iou_mean": iou.mean(), "iou_median": np.median(iou), "dice_mean": dice.mean()}
         table[name] = {"images": len(indices)} | {key: round(float(value), 4) for key, value in figures.items()}
