@@ -37,13 +37,13 @@ class Part(Protocol):
 class Keeper:
     """Starts a part, and starts it again whenever it ends by itself."""
 
-    def __init__(self, part: Part, steps: Steps) -> None:
+    def __init__(self, part: Part, steps: Steps, restarts: Restarts | None = None) -> None:
         self.settled = asyncio.Event()
         """Set once the part has served for the first time."""
         self._part = part
         self._steps = steps
         self._child: Child | None = None
-        self._restarts = Restarts(time.monotonic)
+        self._restarts = restarts or Restarts(time.monotonic)
 
     async def run(self) -> None:
         """For ever; raises VramgateError when the part does not come up the first time, or ends too often."""
