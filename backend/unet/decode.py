@@ -1,4 +1,4 @@
-"""Encoded images to RGB pixels."""
+"""Encoded images to RGB pixels, without more copies than are priced: Pillow's own and the result."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from common.errors import InvalidRequest
-from common.image_header import opened, upright
+from common.image_header import opened, orientation
+
+_BAND_PIXELS = 2**20
+"""Pixels that are converted at once."""
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
@@ -17,15 +20,34 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     checked the size in the header. Raises InvalidRequest for a truncated or broken file and for 32-bit pixels.
     """
     with opened(data) as image:
-        return _to_rgb(upright(image))
+        turn = orientation(image)
+        image.load()
+        if image.mode in ("I", "F"):
+            raise InvalidRequest("images of 32 bits a channel are not read: convert to 8 or 16 bits", param="image")
+        pixels = np.empty((image.height, image.width, 3), np.uint8)
+        step = max(1, _BAND_PIXELS // image.width)
+        for top in range(0, image.height, step):
+            bottom = min(top + step, image.height)
+            pixels[top:bottom] = _to_rgb(image.crop((0, top, image.width, bottom)))
+    return np.ascontiguousarray(_upright(pixels, turn))
 
 
-def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    if image.mode in ("I", "F"):
-        raise InvalidRequest("images of 32 bits a channel are not read: convert to 8 or 16 bits", param="image")
-    if image.mode.startswith("I;16"):
-        levels: NDArray[Any] = np.asarray(image) >> 8
-        return np.repeat(levels.astype(np.uint8)[:, :, None], 3, axis=2)
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return np.array(image.convert("RGB"))
+def _to_rgb(band: Image.Image) -> NDArray[np.uint8]:
+    """[h, w, 3], or [h, w, 1] where the three channels are the same."""
+    if band.mode.startswith("I;16"):
+        levels: NDArray[Any] = np.asarray(band)
+        return (levels >> 8).astype(np.uint8)[:, :, None]
+    if band.mode == "P" and "transparency" in band.info:
+        band = band.convert("RGBA")
+    return np.asarray(band if band.mode == "RGB" else band.convert("RGB"))
+
+
+def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Undoes an EXIF orientation; a view. 5 to 8 exchange rows and columns."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return pixels

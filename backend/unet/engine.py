@@ -32,7 +32,7 @@ from common import errors
 from common.settings import Settings
 from common.settings import Unet as UnetSettings
 from common.wire import UNET_CANVAS, CancelOutcome
-from estimator.unet import UnetShape, canvas_bytes, staging_bytes, tile_batch_bytes
+from estimator.unet import UnetShape, canvas_bytes, rounding_bytes, staging_bytes, tile_batch_bytes
 
 log = logging.getLogger(__name__)
 
@@ -285,11 +285,13 @@ class UnetEngine:
         self._base_bytes = allocator.read(self._runner.device).allocated_bytes
 
     def _standing(self) -> dict[str, int]:
-        network, tile, dtype = self._runner.network, self.limits.tile_pixels, str(self._runner.dtype)
+        network, tile, tile_batch = self._runner.network, self.limits.tile_pixels, self._runner.tile_batch
+        dtype = str(self._runner.dtype).removeprefix("torch.")
         shape = UnetShape(network.width, network.classes, network.in_channels)
         return {
             "weights": self._runner.weights_bytes,
-            "tile batch": tile_batch_bytes(shape, tile, self._runner.tile_batch, dtype.removeprefix("torch.")),
+            "tile batch": tile_batch_bytes(shape, tile, tile_batch, dtype),
+            "rounding": rounding_bytes(shape, tile, tile_batch, dtype),
             "blending": staging_bytes(shape, tile),
             "canvas pool": self.limits.canvas_bytes,
         }

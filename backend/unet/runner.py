@@ -54,7 +54,7 @@ class TileRunner:
         bucket = next(size for size in self.buckets if size >= count)
         tiles = self._hosts[0][:bucket].to(self.device, non_blocking=True)
         if self._copied:
-            self._copied[0].record()
+            self._copied[0].record(torch.cuda.current_stream(self.device))
             self._copied.reverse()
             self._hosts.reverse()
         pixels = torch.addcmul(self._shift, tiles.permute(0, 3, 1, 2).to(self.dtype), self._scale)

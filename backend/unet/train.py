@@ -9,8 +9,6 @@ import argparse
 import hashlib
 import json
 import platform
-import shlex
-import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -39,9 +37,10 @@ class Recipe:
 
     seed: int = 2018
     width: int = 16
-    steps: int = 2400
-    batch: int = 16
-    crop: int = 160
+    steps: int = 3000
+    batch_pixels: int = 16 * 128 * 128
+    crops: tuple[int, ...] = (128, 192, 256)
+    """Edges of the crops, one at random for each step: the network must not rely on how far away its input ends."""
     max_lr: float = 4e-3
     weight_decay: float = 0.02
     ema_decay: float = 0.995
@@ -66,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     network.load_state_dict({key: value.float() for key, value in load_file(weights).items()})
     report = {
-        "command": "python -m backend.unet.train " + shlex.join(sys.argv[1:] if arguments is None else arguments),
+        "command": _command(options),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
@@ -96,8 +95,9 @@ def train(images: npt.NDArray[np.uint8], masks: npt.NDArray[np.bool_], recipe: R
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, recipe.max_lr, total_steps=recipe.steps, pct_start=0.2)
     started = time.monotonic()
     for step in range(recipe.steps):
-        chosen = torch.multinomial(shares, recipe.batch, replacement=True, generator=random)
-        crops, targets = augment(pixels[chosen], labels[chosen], recipe.crop, random)
+        crop = recipe.crops[int(torch.randint(len(recipe.crops), (), generator=random))]
+        chosen = torch.multinomial(shares, recipe.batch_pixels // crop**2, replacement=True, generator=random)
+        crops, targets = augment(pixels[chosen], labels[chosen], crop, random)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = network(normalise(crops))
         loss = overlap_loss(logits.float(), targets)
@@ -197,6 +197,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=Recipe.width)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     return parser.parse_args(arguments)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What does the same again, with the names of files and folders but not where they lie."""
+    paths = f"--data {options.data.name} --out {options.out.name}"
+    return f"python -m backend.unet.train {paths} --seed {options.seed} --width {options.width} --steps {options.steps}"
 
 
 def _to_half(value: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ def test_centring_makes_half_decide_as_the_chosen_threshold_did() -> None:
 
 
 def test_the_training_script_writes_weights_that_load_and_figures_by_split(tmp_path: Path) -> None:
-    images = np.stack([field(seed, 192, 192) for seed in range(16)])
+    images = np.stack([field(seed, 256, 256) for seed in range(16)])
     np.savez(tmp_path / "data.npz", X=images, Y=images[:, :, :, 0] > 60)
     main(["--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "out"), "--width", "4", "--steps", "3"])
     report = json.loads((tmp_path / "out" / "metrics.json").read_text(encoding="utf-8"))

@@ -113,7 +113,7 @@ def test_standing_is_the_sum_of_its_parts() -> None:
     price = standing(UnetShape(16, 1), "float32", 256, 4, canvas_bytes=2**20)
     assert price.total_bytes == sum(line.bytes for line in price.lines)
     assert {line.account for line in price.lines} == {"unet.grant"}
-    assert len(price.lines) == 4
+    assert len(price.lines) == 5
 
 
 @pytest.mark.parametrize(("height", "width"), [(0, 5), (5, 0), (-1, 5)])
