@@ -19,6 +19,11 @@ def decode(data: bytes) -> NDArray[np.uint8]:
     16-bit grey levels are scaled by 1/256; alpha is dropped; a palette, grey and CMYK become RGB. The caller has
     checked the size in the header. Raises InvalidRequest for a truncated or broken file and for 32-bit pixels.
     """
+    return np.ascontiguousarray(_upright(*_stored(data)))
+
+
+def _stored(data: bytes) -> tuple[NDArray[np.uint8], int]:
+    """Pixels as they lie in the file, and their EXIF orientation; Pillow's copy is gone when this returns."""
     with opened(data) as image:
         turn = orientation(image)
         image.load()
@@ -29,7 +34,7 @@ def decode(data: bytes) -> NDArray[np.uint8]:
         for top in range(0, image.height, step):
             bottom = min(top + step, image.height)
             pixels[top:bottom] = _to_rgb(image.crop((0, top, image.width, bottom)))
-    return np.ascontiguousarray(_upright(pixels, turn))
+        return pixels, turn
 
 
 def _to_rgb(band: Image.Image) -> NDArray[np.uint8]:
