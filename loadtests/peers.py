@@ -51,7 +51,7 @@ def continuous_batching_s(
     generation = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
     inputs = [list(ids) for ids in prompts]
     for options in ({"use_cuda_graph": True, "use_async_batching": True}, {"use_cuda_graph": True}, {}):
-        batching = ContinuousBatchingConfig(max_memory_percent=0.5, auto_switch_to_flash=False, **options)
+        batching = ContinuousBatchingConfig(max_memory_percent=0.5, **options)
 
         def run(config: Any = batching) -> Any:
             return model.generate_batch(

@@ -1,7 +1,8 @@
 """The Llama engine: one thread that batches, computes, samples and hands out; everyone else only asks.
 
 One turn of the thread: drop what is cancelled or late, plan a step, compute it, hand out the tokens. The lock covers
-the books; it is never held while the model computes or an outlet is called.
+the books; it is never held while the model computes or an outlet is called. On CUDA, where a step runs by itself once
+it is launched, the tokens of one step are turned into text and handed out while the next one runs.
 """
 
 import logging
@@ -17,7 +18,7 @@ from backend import allocator
 from backend.device import label, pick
 from backend.engine import Footprint, Health, Outlet
 from backend.llama.books import Books
-from backend.llama.job import Job
+from backend.llama.job import Answer, Job
 from backend.llama.load import open_runner
 from backend.llama.request import Chunk, Generation
 from backend.llama.runner import Runner
@@ -61,7 +62,9 @@ class LlamaEngine:
         settings: LlamaSettings,
         tokenizer_dir: str = "",
         clock: Callable[[], float] = time.monotonic,
+        overlaps: bool | None = None,
     ) -> None:
+        """`overlaps`: whether tokens are handed out while the next step runs; None is on CUDA only."""
         shape, pool, dtype = runner.model.shape, runner.pool, str(runner.pool.dtype).removeprefix("torch.")
         price = standing(shape, dtype, pool.page_tokens, pool.pages, settings.step_tokens, settings.max_batch)
         self._standing = {line.why.partition(":")[0]: line.bytes for line in price.lines}
@@ -84,6 +87,9 @@ class LlamaEngine:
         self._wake = threading.Condition()
         self._books = Books(self.limits, settings, tokenizer)
         self._progress_s = clock()
+        self._unsaid: list[tuple[Answer, Choice]] = []
+        """Tokens in the books whose text is still to be told; one a sequence at the most."""
+        self._overlaps = runner.device.type == "cuda" if overlaps is None else overlaps
         self._base_bytes = 0
         """Allocated when nothing runs."""
         self.warm_peak_bytes = 0
@@ -191,8 +197,10 @@ class LlamaEngine:
         with self._wake:
             self._progress_s = self._clock()
             self._books.totals["steps"] += bool(step)
-            messages = [m for slice_, result in zip(step, results, strict=True) for m in self._settle(slice_, result)]
-        self._tell(messages)
+            failures = [self._settle(slice_, result) for slice_, result in zip(step, results, strict=True)]
+        self._tell([message for message in failures if message])
+        if not self._overlaps or not step:
+            self._say()
 
     def _compute(self, step: list[Slice], draws: list[Draw]) -> list[Result]:
         """The result of each slice; `draws` belong to those that sample, in order.
@@ -212,28 +220,45 @@ class LlamaEngine:
 
     @torch.inference_mode()
     def _attempt(self, step: list[Slice], draws: list[Draw]) -> list[Result]:
-        choices = iter(choose(self._runner.forward(step), draws))
+        logits = self._runner.forward(step)
+        if self._overlaps:
+            self._say()
+        choices = iter(choose(logits, draws))
         broken = errors.InternalFault("the model's output for this request is not made of numbers")
         return [(next(choices) or broken) if slice_.samples else None for slice_ in step]
 
-    def _settle(self, slice_: Slice, result: Result) -> list[Message]:
-        """Enters a slice's result in the books; returns what is to be told."""
+    def _settle(self, slice_: Slice, result: Result) -> Message | None:
+        """Enters a slice's result in the books; returns what is to be told of a failure."""
         answer = self._books.answer_of(slice_)
-        if answer is None or answer.job.cancelling:
-            return []
-        job = answer.job
+        if answer is None or answer.job.cancelling or answer.finish_reason is not None:
+            return None
         if isinstance(result, errors.RequestError):
-            return [self._end(job, result)]
+            return self._end(answer.job, result)
         self._books.advance(slice_, result.token_id if result else None)
-        if result is None:
+        if result is not None:
+            answer.job.note_token(self._clock())
+            if answer.note(result):
+                self._books.retire(answer)
+            self._unsaid.append((answer, result))
+        return None
+
+    def _say(self) -> None:
+        """Turns the newest tokens into text and hands them out."""
+        with self._wake:
+            unsaid, self._unsaid = self._unsaid, []
+            messages = [message for answer, choice in unsaid for message in self._chunk(answer, choice)]
+        self._tell(messages)
+
+    def _chunk(self, answer: Answer, choice: Choice) -> list[Message]:
+        job = answer.job
+        if job.id not in self._books.jobs or job.cancelling:
             return []
         try:
-            chunk = answer.accept(result)
+            chunk = answer.say(choice)
         except Exception:
             log.exception("a token could not be turned into text")
             return [self._end(job, errors.InternalFault("the answer could not be turned into text"))]
-        job.note_token(self._clock())
-        if answer.finish_reason is not None:
+        if answer.is_told:
             self._books.retire(answer)
         put: Message = (job, partial(job.outlet.put, chunk))
         return [put, self._end(job, None)] if job.is_done else [put]
@@ -249,6 +274,7 @@ class LlamaEngine:
     def _abandon(self, error: errors.RequestError) -> None:
         with self._wake:
             jobs = self._books.abandon(error)
+            self._unsaid.clear()
         self._tell([(job, partial(job.outlet.fail, error)) for job in jobs])
 
     def _tell(self, messages: list[Message]) -> None:

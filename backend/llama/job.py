@@ -21,6 +21,8 @@ class Answer:
         self.index = index
         self.sequence = Sequence(list(generation.prompt_ids), generation.max_tokens)
         self.finish_reason: str | None = None
+        self.is_told = False
+        """Whether its last chunk was made."""
         self._tokenizer = tokenizer
         self._generator: random.Random = generator_of(generation.sampling, index)
         self._detokeniser = Detokeniser(tokenizer, generation.prompt_ids, generation.stop)
@@ -29,16 +31,22 @@ class Answer:
         """What decides its next token."""
         return Draw(self.job.generation.sampling, self.sequence.tokens, self._generator)
 
-    def accept(self, choice: Choice) -> Chunk:
-        """The chunk that a token adds; sets ``finish_reason`` with the last one."""
-        ends = choice.token_id in self._tokenizer.eos_ids
-        text = "" if ends else self._detokeniser.step(choice.token_id)
-        if ends or self._detokeniser.stopped:
+    def note(self, choice: Choice) -> bool:
+        """Whether the newest token is the last by what it is or by their number; sets ``finish_reason`` then."""
+        if choice.token_id in self._tokenizer.eos_ids:
             self.finish_reason = "stop"
         elif len(self.sequence.tokens) >= self.sequence.most_tokens:
             self.finish_reason = "length"
+        return self.finish_reason is not None
+
+    def say(self, choice: Choice) -> Chunk:
+        """The chunk that the newest token adds; sets ``finish_reason`` where its text completes a stop string."""
+        text = "" if choice.token_id in self._tokenizer.eos_ids else self._detokeniser.step(choice.token_id)
+        if self._detokeniser.stopped:
+            self.finish_reason = "stop"
         if self.finish_reason is not None:
             text += self._detokeniser.finish()
+            self.is_told = True
         return Chunk(self.index, text, (choice.token_id,), self._logprobs(choice), self.finish_reason)
 
     def _logprobs(self, choice: Choice) -> tuple[TokenLogprob, ...] | None:
@@ -67,8 +75,8 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether every sequence has come to its end."""
-        return all(answer.finish_reason is not None for answer in self.answers)
+        """Whether every sequence has come to its end, and said so."""
+        return all(answer.is_told for answer in self.answers)
 
     @property
     def held_pages(self) -> int:

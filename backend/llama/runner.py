@@ -44,21 +44,21 @@ class Runner:
         They are valid until the next call.
         """
         decodes = [slice_ for slice_ in step if slice_.is_decode] if self._fast_decode else []
-        chunks = [slice_ for slice_ in step if slice_ not in decodes]
+        chunks = [slice_ for slice_ in step if not slice_.is_decode]
         if self._fast_decode is None or not decodes:
             return self._mixed(step)
         fast = self._fast_decode(decodes)
         if not chunks:
             return fast
         # A chunk may stand in front of a decode, so the rows are put back in the order of the step.
-        rows = [slice_ for slice_ in (*decodes, *chunks) if slice_.samples]
-        order = [rows.index(slice_) for slice_ in step if slice_.samples]
+        rows = {id(slice_.sequence): row for row, slice_ in enumerate(s for s in (*decodes, *chunks) if s.samples)}
+        order = [rows[id(slice_.sequence)] for slice_ in step if slice_.samples]
         return torch.cat((fast, self._mixed(chunks).to(fast.dtype)))[order]
 
     def _mixed(self, step: Sequence[Slice]) -> torch.Tensor:
         """See ``forward``; decodes and chunks in one pass."""
-        # Decodes by length, so that neighbours need about as many pages.
-        order = sorted(range(len(step)), key=lambda index: (step[index].count > 1, step[index].end))
+        # Decodes by length, so that neighbours need about as many pages; then chunks that begin prompts; then the rest.
+        order = sorted(range(len(step)), key=lambda i: (step[i].count > 1, step[i].start > 0, step[i].end))
         slices = [step[index] for index in order]
         spans = [Span(slice_.sequence.pages, slice_.start, slice_.count) for slice_ in slices]
         last_row, row = {}, -1

@@ -36,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def engine(folder: Path) -> Iterator[LlamaEngine]:
-    with engine_of(settings_of(folder)) as engine:
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
+def engine(folder: Path, request: pytest.FixtureRequest) -> Iterator[LlamaEngine]:
+    with engine_of(settings_of(folder), overlaps=request.param) as engine:
         yield engine
 
 
