@@ -205,18 +205,23 @@ class LlamaEngine:
     def _compute(self, step: list[Slice], draws: list[Draw]) -> list[Result]:
         """The result of each slice; `draws` belong to those that sample, in order.
 
-        A step that fails is done again sequence by sequence, so that only those fail that cannot be computed.
+        What fails among others is done again alone, so that only those fail that cannot be computed.
         """
         try:
-            return self._attempt(step, draws)
+            results = self._attempt(step, draws)
         except Exception as error:
             log.warning("a step of %d sequences failed: %s", len(step), type(error).__name__, exc_info=len(step) == 1)
+            results = [errors.InternalFault("the model failed on this request")] * len(step)
         # Not in the except: its traceback holds the step's tensors.
         self._progress_s = self._clock()
         if len(step) == 1:
-            return [errors.InternalFault("the model failed on this request")]
+            return results
         left = iter(draws)
-        return [self._compute([slice_], [next(left)] if slice_.samples else [])[0] for slice_ in step]
+        own = [[next(left)] if slice_.samples else [] for slice_ in step]
+        return [
+            self._compute([slice_], draw)[0] if isinstance(result, errors.RequestError) else result
+            for slice_, draw, result in zip(step, own, results, strict=True)
+        ]
 
     @torch.inference_mode()
     def _attempt(self, step: list[Slice], draws: list[Draw]) -> list[Result]:

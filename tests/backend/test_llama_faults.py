@@ -1,18 +1,21 @@
 """Faults stay with the request that has them; nothing leaks: no page, no token."""
 
 import random
+import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from backend.llama.attention import PagedAttention
 from backend.llama.engine import LlamaEngine
 from backend.llama.request import Chunk, Generation, Sampling
 from backend.llama.scheduler import Slice
 from common import errors
-from tests.backend.llama_faults import faulty_runner
+from tests.backend.llama_faults import faulty_runner, until, wait_for
 from tests.backend.llama_kit import (
     Collector,
     engine_of,
@@ -60,6 +63,28 @@ def test_a_poisoned_request_fails_alone(folder: Path) -> None:
             assert answer.wait().ids() == expected
         assert engine.health().ready
         assert engine.footprint().used_bytes == 0
+
+
+def test_numbers_that_are_none_reach_no_neighbour_that_starts_with_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that attend together see each other's numbers times zero, and zero times no number is no number."""
+    monkeypatch.setattr("backend.llama.runner.PagedAttention", partial(PagedAttention, joint=True))
+    gate = threading.Event()
+    runner = faulty_runner(folder, lambda _: wait_for(gate), step_tokens=200)
+    with torch.inference_mode():
+        runner.model.embedding[POISON] = float("nan")
+    with engine_of(settings_of(folder, step_tokens=200), runner) as engine:
+        first = start(engine, Generation((1,), 2))
+        until(lambda: engine.footprint().used_bytes > 0)
+        healthy = tuple(token_id for token_id in PROMPT if token_id != POISON)
+        good = [start(engine, Generation(healthy, 10)) for _ in range(2)]
+        bad = start(engine, Generation((POISON, *healthy), 10))
+        gate.set()
+        for answer in (first, *good):
+            assert answer.wait().error is None
+        assert isinstance(bad.wait().error, errors.InternalFault)
+        assert good[0].ids() == good[1].ids() == run(engine, Generation(healthy, 10)).ids()
 
 
 def test_numbers_that_are_none_fail_one_request_and_leave_no_trace_in_its_pages(folder: Path) -> None:

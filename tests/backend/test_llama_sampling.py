@@ -97,6 +97,34 @@ def test_the_draws_follow_the_distribution() -> None:
             assert probability > 0 or counts[token_id] == 0
 
 
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=1000), Sampling(top_p=0.95, top_k=1000)])
+def test_a_wide_cut_reaches_beyond_the_shortlist(sampling: Sampling) -> None:
+    falling = torch.linspace(0.1, 0.0, VOCAB).repeat(300, 1)
+    choices = choose(falling, [Draw(sampling, (), random.Random(row)) for row in range(300)])
+    token_ids = [choice.token_id for choice in choices if choice]
+    assert 512 < max(token_ids) < 1120
+    assert sum(token_id > 512 for token_id in token_ids) > 100
+
+
+class Fixed(random.Random):
+    """Chance that is none."""
+
+    def __init__(self, point: float) -> None:
+        super().__init__()
+        self._point = point
+
+    def random(self) -> float:
+        return self._point
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=3)])
+@pytest.mark.parametrize(("point", "token_id"), [(0.0, 1), (0.5, 3), (1 - 2**-53, 3)])
+def test_no_point_falls_on_an_impossible_token(sampling: Sampling, point: float, token_id: int) -> None:
+    logits = torch.tensor([[-math.inf, 1.0, -math.inf, 1.0, -math.inf]])
+    (choice,) = choose(logits, [Draw(sampling, (), Fixed(point))])
+    assert choice == Choice(token_id)
+
+
 def test_the_smallest_top_p_still_leaves_the_likeliest() -> None:
     logits = logits_of(1)
     for seed in range(10):

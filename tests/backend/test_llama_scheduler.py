@@ -106,13 +106,13 @@ def test_a_sequence_is_taken_out_wherever_it_is(steps: int) -> None:
 
 def test_when_pages_run_out_the_newest_pays_and_is_computed_anew() -> None:
     line = scheduler(pages=4, step_tokens=16, lazily=True)
-    old, new = sequence(4, 8), sequence(4, 8)
-    line.add(old)
-    line.add(new)
+    old, new, later = sequence(4, 8), sequence(4, 8), sequence(4, 8)
+    for item in (old, new, later):
+        line.add(item)
     while not new.preemptions:
         step(line)
     assert old in line.running
-    assert list(line.waiting) == [new]
+    assert list(line.waiting) == [new, later]
     assert (new.pages, new.computed) == ([], 0)
     generated = len(new.output_ids)
     assert generated > 0
