@@ -87,7 +87,7 @@ def decode_figures(engine: LlamaEngine, figures: Figures, rows: Rows) -> None:
     runner = engine._runner
     bandwidth = figures["copy_bytes_per_s"]
     kv_token_bytes = engine.limits.page_bytes // engine.limits.page_tokens
-    for batch in (1, 8, 64):
+    for batch in (1, 8, 64, 256):
         step = _decode_step(runner, batch)
         step_s = card_limits.seconds(partial(_decode, runner, step), 50)
         least_s = card_limits.step_bytes(runner.model, kv_token_bytes, batch, DECODE_LENGTH) / bandwidth

@@ -1,9 +1,8 @@
 """Attention over pages: the reference path, right on any device.
 
 A step's tokens lie flat: first one token of each decoding sequence, then prefill chunks. Decodes go in groups whose
-pages, padded to the longest of the group, fit a fixed workspace. Chunks that begin their prompts need nothing from the
-pages, so where launches are what costs they go together, behind one mask; every other chunk goes alone. The queries
-that share a key/value head are laid beside each other, so nothing is repeated for grouped-query attention.
+pages, padded to the longest of the group, fit a fixed workspace; each chunk goes alone. The queries that share a
+key/value head are laid beside each other, so nothing is repeated for grouped-query attention.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ class Reads:
     rows: slice
     """Which tokens of the step ask."""
     table: torch.Tensor
-    """Pages they read [sequences, pages]; empty where they read the step itself."""
+    """Pages they read [sequences, pages]."""
     keys: int
     """Tokens they read at the most."""
     lone_page: int | None
@@ -49,12 +48,8 @@ class Reads:
 class PagedAttention:
     """One step's attention: where its tokens are written, and what each of them reads."""
 
-    def __init__(self, pool: PagePool, spans: Sequence[Span], gather_pages: int, *, joint: bool | None = None) -> None:
-        """`spans` in the order of the step's tokens: those of one token, then those from position 0, then the rest.
-
-        `joint`: whether chunks from position 0 go together; None is on CUDA only, since on the CPU every sequence
-        alone is as fast, and then its numbers do not depend on its neighbours.
-        """
+    def __init__(self, pool: PagePool, spans: Sequence[Span], gather_pages: int) -> None:
+        """`spans` in the order of the step's tokens, all of one token before all longer ones."""
         self._pool = pool
         size = pool.page_tokens
         places = [(span, position) for span in spans for position in range(span.start, span.end)]
@@ -62,12 +57,7 @@ class PagedAttention:
         self._offsets = torch.tensor([position % size for _, position in places], device=pool.device)
         decodes = [span for span in spans if span.count == 1]
         self._decodes = list(_decode_reads(pool, decodes, gather_pages))
-        chunks = spans[len(decodes) :]
-        joint = pool.device.type == "cuda" if joint is None else joint
-        first = [span for span in chunks if span.start == 0] if joint else []
-        self._first = _first_reads(pool, first, row=len(decodes)) if first else None
-        row = len(decodes) + sum(span.count for span in first)
-        self._chunks = list(_chunk_reads(pool, chunks[len(first) :], row))
+        self._chunks = list(_chunk_reads(pool, spans[len(decodes) :], row=len(decodes)))
 
     def __call__(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """See :class:`backend.llama.model.Attend`."""
@@ -77,11 +67,8 @@ class PagedAttention:
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for reads in self._decodes:
             _decode(reads, queries, pool_keys, pool_values, out)
-        if self._first is not None:
-            rows = self._first.rows
-            _attend_grouped(self._first, queries, keys[rows].transpose(0, 1), values[rows].transpose(0, 1), out)
         for reads in self._chunks:
-            _attend_grouped(reads, queries, _gather(pool_keys, reads)[0], _gather(pool_values, reads)[0], out)
+            _prefill(reads, queries, pool_keys, pool_values, out)
         return out.flatten(1)
 
 
@@ -95,12 +82,13 @@ def _decode(
     out[reads.rows] = result.flatten(1, 2)
 
 
-def _attend_grouped(
-    reads: Reads, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor
+def _prefill(
+    reads: Reads, queries: torch.Tensor, pool_keys: torch.Tensor, pool_values: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """Many queries over the same `keys` and `values` [kv_heads, keys, head_dim]; a group's heads are the batch axis."""
+    """Many queries of one sequence; the heads of a group are the batch axis, over one copy of keys and values."""
+    keys, values = _gather(pool_keys, reads), _gather(pool_values, reads)
     asking = queries[reads.rows]
-    grouped = asking.view(len(asking), len(keys), -1, keys.shape[2]).permute(2, 1, 0, 3)
+    grouped = asking.view(len(asking), keys.shape[1], -1, keys.shape[3]).permute(2, 1, 0, 3)
     shared = (len(grouped), -1, -1, -1)
     result = F.scaled_dot_product_attention(grouped, keys.expand(shared), values.expand(shared), attn_mask=reads.mask)
     out[reads.rows] = result.permute(2, 1, 0, 3).flatten(1, 2)
@@ -131,15 +119,6 @@ def _decode_reads(pool: PagePool, spans: Sequence[Span], gather_pages: int) -> I
         row += count
 
 
-def _first_reads(pool: PagePool, spans: Sequence[Span], row: int) -> Reads:
-    """Whole beginnings: every token sees the tokens of its own sequence up to itself."""
-    counts = torch.tensor([span.count for span in spans], device=pool.device)
-    sequence = torch.arange(len(spans), device=pool.device).repeat_interleave(counts)
-    place = torch.arange(len(sequence), device=pool.device)
-    hidden = (sequence[:, None] != sequence) | (place[:, None] < place)
-    return Reads(slice(row, row + len(place)), place[:0], len(place), None, _additive(hidden, pool))
-
-
 def _chunk_reads(pool: PagePool, spans: Sequence[Span], row: int) -> Iterator[Reads]:
     for span in spans:
         lengths = torch.arange(span.start + 1, span.end + 1, device=pool.device)
@@ -153,15 +132,11 @@ def _reads(pool: PagePool, spans: Sequence[Span], row: int, rows: int, lengths: 
     width = pages_for(keys, pool.page_tokens)
     table = [[*span.pages[:width], *[pool.trash] * (width - len(span.pages))] for span in spans]
     hidden = torch.arange(keys, device=pool.device) >= lengths
+    mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=pool.device).masked_fill_(hidden, float("-inf"))
     return Reads(
         rows=slice(row, row + rows),
         table=torch.tensor(table, device=pool.device),
         keys=keys,
         lone_page=table[0][0] if len(table) == width == 1 else None,
-        mask=_additive(hidden, pool) if rows > 1 else None,
+        mask=mask if rows > 1 else None,
     )
-
-
-def _additive(hidden: torch.Tensor, pool: PagePool) -> torch.Tensor:
-    """Zero where a key counts, minus infinity where it is hidden."""
-    return torch.zeros(hidden.shape, dtype=pool.dtype, device=pool.device).masked_fill_(hidden, float("-inf"))

@@ -31,7 +31,7 @@ class Detokeniser:
         if places:
             self.stopped, self._held = True, ""
             return text[: min(places)]
-        keep = 0 if final else _beginning(text, self._stop)
+        keep = 0 if final or not self._stop else _beginning(text, self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from backend.llama.attention import Span
 from backend.llama.kernels.attention import attend, store_qkv
+from backend.llama.kernels.chunks import ChunkAttention
 from backend.llama.kernels.norms import add_norm
-from backend.llama.kernels.products import gated_product, product, tiling_for
+from backend.llama.kernels.products import gate_up, gated_product, product, tiling_for
 from backend.llama.model import Linear, Llama
 from backend.llama.pages import PagePool
 from backend.llama.scheduler import Slice
@@ -54,8 +56,12 @@ class DecodeGraphs:
                 logits = self._step(size)
             self._graphs[size] = (graph, logits)
 
-    def __call__(self, decodes: Sequence[Slice]) -> torch.Tensor:
-        """Logits [len(decodes), vocab] float32, valid until the next call."""
+    def attention(self, spans: Sequence[Span]) -> ChunkAttention:
+        """See :class:`backend.llama.runner.FastPath`."""
+        return ChunkAttention(self._pool, spans)
+
+    def decode(self, decodes: Sequence[Slice]) -> torch.Tensor:
+        """See :class:`backend.llama.runner.FastPath`."""
         count = len(decodes)
         size = next(size for size in self._sizes if size >= count)
         self._fill(decodes, size)
@@ -117,6 +123,5 @@ def _partial(x: torch.Tensor, linear: Linear) -> torch.Tensor:
 
 def _gated(x: torch.Tensor, linear: Linear) -> torch.Tensor:
     if x.shape[0] > FUSED_TOKENS:
-        gate, up = F.linear(x, linear.weight).chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return gate_up(F.linear(x, linear.weight))
     return gated_product(x, linear.weight, tiling_for(linear.weight.shape[0] // 2, x.shape[0]))

@@ -11,7 +11,7 @@ from backend import allocator
 from backend.device import open_card
 from backend.llama.model import Llama
 from backend.llama.pages import PagePool
-from backend.llama.runner import FastDecode, Runner
+from backend.llama.runner import FastPath, Runner
 from backend.llama.weights import Checkpoint, RandomWeights, build, read_config
 from common.errors import SettingsError
 from common.settings import Llama as LlamaSettings
@@ -38,7 +38,7 @@ def open_runner(settings: Settings, folder: Path, device: torch.device) -> Runne
     log.info(
         "llama: %s", standing(shape, dtype, llama.page_tokens, pages, llama.step_tokens, llama.max_batch).explain()
     )
-    return Runner(model, pool, llama.step_tokens, llama.max_batch, _fast_decode(model, pool, llama.max_batch))
+    return Runner(model, pool, llama.step_tokens, llama.max_batch, _fast_path(model, pool, llama.max_batch))
 
 
 def served_shape(config: dict[str, Any], llama: LlamaSettings) -> LlamaShape:
@@ -76,8 +76,8 @@ def _open_model(
         return build(config, checkpoint, dtype, device)
 
 
-def _fast_decode(model: Llama, pool: PagePool, max_batch: int) -> FastDecode | None:
-    """The captured decode step where the device and the model allow it."""
+def _fast_path(model: Llama, pool: PagePool, max_batch: int) -> FastPath | None:
+    """The kernels and captured steps where the device and the model allow it."""
     if pool.device.type != "cuda":
         return None
     from backend.llama import graphs  # its kernels need CUDA's compiler

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from backend.llama.attention import PagedAttention, Span
-from backend.llama.model import Llama
+from backend.llama.model import Attend, Llama
 from backend.llama.pages import PagePool
 from backend.llama.request import Sampling
 from backend.llama.sampling import Draw, choose
@@ -22,14 +22,14 @@ class Runner:
     """Runs steps. All methods but the constructor belong to the engine's thread."""
 
     def __init__(
-        self, model: Llama, pool: PagePool, step_tokens: int, max_batch: int, fast_decode: "FastDecode | None" = None
+        self, model: Llama, pool: PagePool, step_tokens: int, max_batch: int, fast: "FastPath | None" = None
     ) -> None:
-        """`fast_decode` computes batches of single tokens, where the device has something better than ``forward``."""
+        """`fast` is what the device has better than the reference path."""
         self.model = model
         self.pool = pool
         self._step_tokens = step_tokens
         self._max_batch = min(max_batch, step_tokens)
-        self._fast_decode = fast_decode
+        self._fast = fast
         self._gather_pages = gather_pages(model.shape.context_tokens, pool.page_tokens, pool.pages, max_batch)
 
     @property
@@ -43,11 +43,11 @@ class Runner:
 
         They are valid until the next call.
         """
-        decodes = [slice_ for slice_ in step if slice_.is_decode] if self._fast_decode else []
+        decodes = [slice_ for slice_ in step if slice_.is_decode] if self._fast else []
         chunks = [slice_ for slice_ in step if not slice_.is_decode]
-        if self._fast_decode is None or not decodes:
+        if self._fast is None or not decodes:
             return self._mixed(step)
-        fast = self._fast_decode(decodes)
+        fast = self._fast.decode(decodes)
         if not chunks:
             return fast
         # A chunk may stand in front of a decode, so the rows are put back in the order of the step.
@@ -57,8 +57,8 @@ class Runner:
 
     def _mixed(self, step: Sequence[Slice]) -> torch.Tensor:
         """See ``forward``; decodes and chunks in one pass."""
-        # Decodes by length, so that neighbours need about as many pages; then chunks that begin prompts; then the rest.
-        order = sorted(range(len(step)), key=lambda i: (step[i].count > 1, step[i].start > 0, step[i].end))
+        # Decodes by length, so that neighbours need about as many pages.
+        order = sorted(range(len(step)), key=lambda index: (step[index].count > 1, step[index].end))
         slices = [step[index] for index in order]
         spans = [Span(slice_.sequence.pages, slice_.start, slice_.count) for slice_ in slices]
         last_row, row = {}, -1
@@ -69,7 +69,7 @@ class Runner:
             self._tensor([token_id for slice_ in slices for token_id in slice_.token_ids]),
             self._tensor([position for span in spans for position in range(span.start, span.end)]),
             self._tensor([last_row[index] for index, slice_ in enumerate(step) if slice_.samples]),
-            PagedAttention(self.pool, spans, self._gather_pages),
+            self._fast.attention(spans) if self._fast else PagedAttention(self.pool, spans, self._gather_pages),
         )
 
     @torch.inference_mode()
@@ -84,8 +84,8 @@ class Runner:
         Their keys and values go to the page that is never lent. The CPU keeps no memory back, so there full batches
         of short sequences, which load every kernel, are enough.
         """
-        if self._fast_decode is not None:
-            self._fast_decode.capture()
+        if self._fast is not None:
+            self._fast.capture()
         longest = min(self.model.shape.context_tokens, self.pool.pages * self.pool.page_tokens)
         if self.device.type == "cpu":
             longest = min(longest, _CPU_WARM_TOKENS)
@@ -111,14 +111,17 @@ class Runner:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
-class FastDecode(Protocol):
-    """A better way to compute one token for each of many sequences."""
+class FastPath(Protocol):
+    """Better ways for a device than the reference path."""
 
     def capture(self) -> None:
         """Takes its memory and makes itself ready."""
 
-    def __call__(self, decodes: Sequence[Slice]) -> torch.Tensor:
-        """Logits [len(decodes), vocab] float32, valid until the next call."""
+    def decode(self, decodes: Sequence[Slice]) -> torch.Tensor:
+        """Logits [len(decodes), vocab] float32 of one token for each of many sequences, valid until the next call."""
+
+    def attention(self, spans: Sequence[Span]) -> Attend:
+        """The attention of a step over any spans."""
 
 
 _DEMANDING = (

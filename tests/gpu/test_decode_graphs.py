@@ -42,7 +42,7 @@ def runners(dtype: torch.dtype) -> tuple[Runner, Runner]:
                 yours.copy_(mine.normal_())
     graphs = DecodeGraphs(model, pools[0], max_batch=8, max_pages=16)
     fast, plain = (
-        Runner(model, pool, step_tokens=128, max_batch=8, fast_decode=fast)
+        Runner(model, pool, step_tokens=128, max_batch=8, fast=fast)
         for pool, fast in zip(pools, (graphs, None), strict=True)
     )
     fast.warm_up()

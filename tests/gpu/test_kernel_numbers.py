@@ -4,10 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from backend.llama.attention import PagedAttention, Span
 from backend.llama.kernels.attention import attend, store_qkv
+from backend.llama.kernels.chunks import ChunkAttention
 from backend.llama.kernels.norms import add_norm
-from backend.llama.kernels.products import Tiling, gated_product, product, tiling_for
+from backend.llama.kernels.products import Tiling, gate_up, gated_product, product, tiling_for
 from backend.llama.model import rotate
+from backend.llama.pages import PagePool
+from estimator.llama import LlamaShape
 
 pytestmark = pytest.mark.gpu
 
@@ -81,6 +85,39 @@ def test_a_token_is_stored_and_attends_over_its_pages(
     for splits in (1, 2, 16):
         got = attend(queries, keys, values, table, positions, splits).view(SEQUENCES, heads, head_dim)
         assert relative_error(got, expected) < tolerance(dtype)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (6, 2, 64), (8, 1, 128)])
+def test_chunks_attend_as_on_the_reference_path(
+    heads: int, kv_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    shape = LlamaShape(1, heads * head_dim, heads, kv_heads, head_dim, 64, 100, 1024)
+    spans = [
+        Span((0,), 9, 1),
+        Span((1, 2), PAGE + 3, 1),
+        Span((3, 4, 5), 0, 140),
+        Span((6, 7), 50, 30),
+        Span((8,), 0, 64),
+    ]
+    tokens = sum(span.count for span in spans)
+    queries, keys, values = (
+        torch.randn(tokens, n, head_dim, device=device, dtype=dtype) for n in (heads, kv_heads, kv_heads)
+    )
+    past = torch.randn(PAGES + 1, PAGE, kv_heads, head_dim, device=device, dtype=dtype)
+    answers = []
+    for path in ("kernel", "reference"):
+        pool = PagePool(shape, PAGES, PAGE, dtype, device)
+        for cached in pool.layer(0):
+            cached.copy_(past)
+        attention = ChunkAttention(pool, spans) if path == "kernel" else PagedAttention(pool, spans, gather_pages=4)
+        answers.append(attention(0, queries, keys, values))
+    assert relative_error(answers[0], answers[1]) < tolerance(dtype)
+
+
+def test_gate_and_up_are_multiplied(device: torch.device, dtype: torch.dtype) -> None:
+    both = torch.randn(3, 2 * 1500, device=device, dtype=dtype)
+    gate, up = both.float().chunk(2, -1)
+    assert relative_error(gate_up(both), F.silu(gate) * up) < tolerance(dtype)
 
 
 def test_every_size_has_a_tiling_that_covers_it() -> None:

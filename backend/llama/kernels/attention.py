@@ -69,6 +69,7 @@ def attend(
     tokens, heads, head_dim = queries.shape
     _, page_tokens, kv_heads, _ = keys.shape
     group = heads // kv_heads
+    out = torch.empty((tokens, heads * head_dim), dtype=queries.dtype, device=queries.device)
     sums = torch.empty((tokens, kv_heads, splits, group, head_dim), dtype=torch.float32, device=queries.device)
     weights = torch.empty((tokens, kv_heads, splits, group, 2), dtype=torch.float32, device=queries.device)
     _attend[(tokens, kv_heads, splits)](
@@ -77,6 +78,7 @@ def attend(
         values,
         table,
         positions,
+        out,
         sums,
         weights,
         head_dim**-0.5 * _LOG2_E,
@@ -92,7 +94,8 @@ def attend(
         SPLITS=splits,
         **launch_options(queries.device, warps=4),
     )
-    out = torch.empty((tokens, heads * head_dim), dtype=queries.dtype, device=queries.device)
+    if splits == 1:
+        return out
     _combine[(tokens * kv_heads, group)](
         sums, weights, out, GROUP=group, DIM=head_dim, SPLITS=splits, **launch_options(queries.device, warps=1)
     )
@@ -163,6 +166,7 @@ def _attend(
     values,
     table,
     positions,
+    out,
     sums,
     weights,
     scale,
@@ -209,6 +213,11 @@ def _attend(
         top = higher
     place = ((token * kv_heads + head) * SPLITS + split) * GROUP + row
     here = row < GROUP
+    if SPLITS == 1:
+        target = out + (token * kv_heads + head) * GROUP * DIM
+        done = (acc / total[:, None]).to(out.dtype.element_ty)
+        tl.store(target + row[:, None] * DIM + dim[None, :], done, mask=here[:, None])
+        return
     tl.store(sums + place[:, None] * DIM + dim[None, :], acc, mask=here[:, None])
     tl.store(weights + place * 2, top, mask=here)
     tl.store(weights + place * 2 + 1, total, mask=here)
