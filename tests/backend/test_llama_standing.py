@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from backend.llama.model import Linear
 from backend.llama.request import Sampling
 from backend.llama.runner import Runner
 from backend.llama.sampling import Draw, choose
@@ -17,7 +18,7 @@ from estimator.llama import pages_for, standing
 from tests.backend.llama_kit import runner_of, save_model, settings_of, small_config
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "wide feed-forward": {"hidden_size": 96, "intermediate_size": 512},
+    "wide feed-forward": {"intermediate_size": 2048, "vocab_size": 11, "max_position_embeddings": 64},
     "wide attention": {"hidden_size": 24, "intermediate_size": 24, "head_dim": 40, "num_key_value_heads": 6},
     "long context": {"max_position_embeddings": 2048},
     "large vocabulary": {"vocab_size": 9001, "hidden_size": 24, "max_position_embeddings": 64},
@@ -49,6 +50,12 @@ def run_step(runner: Runner, step: list[Slice], sampling: Sampling) -> None:
         choose(runner.forward(step), [Draw(sampling, (1,), random.Random(0)) for _ in step])
 
 
+def largest(runner: Runner) -> list[Linear]:
+    """The matrices of a layer, and the head."""
+    layer = runner.model.layers[0]
+    return [layer.qkv, layer.out, layer.gate_up, layer.down, Linear(runner.model.head)]
+
+
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_legal_step_allocates_more_than_is_priced(tmp_path: Path, name: str, dtype: str) -> None:
@@ -77,5 +84,7 @@ def test_no_legal_step_allocates_more_than_is_priced(tmp_path: Path, name: str, 
         for step in steps
         for sampling in samplings
     ]
-    assert max(measured) <= priced_bytes
+    # In half precision the CPU's matrix library packs a matrix before it multiplies, which no GPU library does.
+    packed_bytes = max(linear.weight.nbytes for linear in largest(runner)) if dtype == "bfloat16" else 0
+    assert max(measured) <= priced_bytes + packed_bytes
     assert priced_bytes < 4 * max(measured)

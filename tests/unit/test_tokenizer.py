@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,27 @@ def test_an_answer_keeps_the_space_between_it_and_its_prompt(tmp_path: Path) -> 
 
 def test_an_answer_after_half_a_character_still_comes_out(tokenizer: Tokenizer) -> None:
     half, rest = tokenizer.encode("é", special=False)
-    pieces = [tokenizer.stream([half]).step(token_id) for token_id in (rest, *tokenizer.encode("a", special=False))]
-    assert pieces == [None, "a"]
+    stream = tokenizer.stream([half])
+    (letter,) = tokenizer.encode("a", special=False)
+    assert [stream.step(rest), stream.step(letter)] == [None, "\N{REPLACEMENT CHARACTER}a"]
+
+
+@pytest.mark.parametrize("token_id", [0, 200])
+def test_an_endless_answer_without_text_is_decoded_in_short_windows(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, token_id: int
+) -> None:
+    lengths = []
+    decode = tokenizer.decode
+
+    def watched(ids: Sequence[int]) -> str:
+        lengths.append(len(ids))
+        return decode(ids)
+
+    monkeypatch.setattr(tokenizer, "decode", watched)
+    stream = tokenizer.stream(tokenizer.encode("the cat"))
+    for _ in range(100):
+        stream.step(token_id)
+    assert max(lengths) < 30
 
 
 def test_a_character_cut_off_at_the_end_becomes_a_replacement_character(tokenizer: Tokenizer) -> None:
