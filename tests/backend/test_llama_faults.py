@@ -3,14 +3,12 @@
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from backend.llama.attention import PagedAttention
 from backend.llama.engine import LlamaEngine
 from backend.llama.request import Chunk, Generation, Sampling
 from backend.llama.scheduler import Slice
@@ -65,11 +63,7 @@ def test_a_poisoned_request_fails_alone(folder: Path) -> None:
         assert engine.footprint().used_bytes == 0
 
 
-def test_numbers_that_are_none_reach_no_neighbour_that_starts_with_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts that attend together see each other's numbers times zero, and zero times no number is no number."""
-    monkeypatch.setattr("backend.llama.runner.PagedAttention", partial(PagedAttention, joint=True))
+def test_numbers_that_are_none_reach_no_neighbour_that_starts_with_them(folder: Path) -> None:
     gate = threading.Event()
     runner = faulty_runner(folder, lambda _: wait_for(gate), step_tokens=200)
     with torch.inference_mode():
