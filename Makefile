@@ -1,6 +1,7 @@
 # make up      install what is missing, then start the service   (make up ARGS="--port 8081")
 # make test    run every test
 # make lint    formatting, rules, types, arrows between the packages, length of files
+# make bench   the language engine beside transformers, into loadtests/results (the card's figures where there is one)
 # make clean   remove the virtual environment and the caches of the tools
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
@@ -10,7 +11,7 @@ TESTS ?= tests
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: up test lint weights clean
+.PHONY: up test lint bench weights clean
 .DEFAULT_GOAL := up
 
 up: $(INSTALLED)
@@ -25,6 +26,9 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@git ls-files -z '*.py' | xargs -0 awk 'FNR == 301 {print FILENAME ": over 300 lines"; long = 1} END {exit long}'
+
+bench: weights
+	@$(BIN)/python -m loadtests.bench_llama
 
 weights: $(INSTALLED)
 	@$(BIN)/python -m backend.checkpoint >/dev/null
