@@ -1,59 +1,32 @@
-"""The engine: right masks for any size, fair batches, exact canvases, and faults that stay with their own request."""
+"""The engine: right masks for any size, fair batches, exact canvases, whole books."""
 
 import io
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 from PIL import Image
 
-from backend.unet.engine import UnetEngine
-from backend.unet.request import Segmentation
 from common import errors
-from common.wire import CancelOutcome
 from estimator.unet import canvas_bytes, grid
-from tests.backend.unet_kit import TILE, WAIT_S, Pointwise, Recorder, engine, lease, limits, noise, request
+from tests.backend.unet_kit import (
+    TILE,
+    Gate,
+    Pointwise,
+    Recorder,
+    encoded_request,
+    expected,
+    lease,
+    limits,
+    noise,
+    request,
+    running,
+    submit,
+)
 
 
 @pytest.fixture
 def network() -> Pointwise:
     return Pointwise()
-
-
-@contextmanager
-def running(network: Pointwise, strips: int = 64, tile_batch: int = 2, **settings: object) -> Iterator[UnetEngine]:
-    started = engine(network, strips, tile_batch, **settings)
-    try:
-        yield started
-    finally:
-        started.close()
-
-
-def expected(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return (image[:, :, 0] > 127).astype(np.uint8)
-
-
-class Gate:
-    """Holds the network's passes back until it is opened, and tells when the first one has come."""
-
-    def __init__(self, network: Pointwise) -> None:
-        self._arrived, self._open = threading.Event(), threading.Event()
-        network.before = self._wait
-
-    def _wait(self, images: torch.Tensor) -> None:
-        self._arrived.set()
-        assert self._open.wait(WAIT_S)
-
-    def arrived(self) -> None:
-        assert self._arrived.wait(WAIT_S)
-
-    def open(self) -> None:
-        self._open.set()
 
 
 @pytest.mark.parametrize(
@@ -208,139 +181,6 @@ def test_a_canvas_that_is_not_free_yet_is_waited_for_and_small_images_pass(netwo
         np.testing.assert_array_equal(small.mask, expected(noise(10, 10)))
 
 
-def test_cancel_ends_the_work_within_one_batch(network: Pointwise) -> None:
-    with running(network) as unet:
-        gate = Gate(network)
-        outlet = Recorder()
-        unet.submit(request(noise(300, 300), lease("gone")), outlet)
-        gate.arrived()
-        assert unet.cancel("gone") == CancelOutcome.CANCELLED
-        (entry,) = unet.footprint().leases
-        assert entry.cancelling
-        gate.open()
-        assert isinstance(outlet.wait().error, errors.Cancelled)
-        assert outlet.results == []
-        assert unet.footprint().used_bytes == 0
-        assert unet.footprint().leases == ()
-        np.testing.assert_array_equal(submit(unet, noise(40, 40)).mask, expected(noise(40, 40)))
-    assert network.batches[0] == 2
-    assert len(network.batches) == 1 + grid(limits(), 40, 40).tiles // 2
-
-
-def test_cancel_before_the_request_comes_refuses_it(network: Pointwise) -> None:
-    with running(network) as unet:
-        assert unet.cancel("early") == CancelOutcome.UNKNOWN
-        with pytest.raises(errors.Cancelled):
-            unet.submit(request(noise(5, 5), lease("early")), Recorder())
-
-
-def test_one_lease_is_one_piece_of_work(network: Pointwise) -> None:
-    with running(network) as unet:
-        gate = Gate(network)
-        outlet = Recorder()
-        unet.submit(request(noise(5, 5), lease("twice")), outlet)
-        gate.arrived()
-        with pytest.raises(errors.InvalidRequest, match="in use"):
-            unet.submit(request(noise(5, 5), lease("twice")), Recorder())
-        gate.open()
-        outlet.wait()
-
-
-def test_work_past_its_deadline_is_stopped(network: Pointwise) -> None:
-    with running(network) as unet:
-        gate = Gate(network)
-        late = Recorder()
-        unet.submit(request(noise(300, 300), lease("late", deadline_s=0.05)), late)
-        gate.arrived()
-        assert not threading.Event().wait(0.1)
-        gate.open()
-        assert isinstance(late.wait().error, errors.DeadlineExceeded)
-
-
-def test_a_broken_image_fails_alone(network: Pointwise) -> None:
-    stream = io.BytesIO()
-    Image.fromarray(noise(64, 64)).save(stream, "PNG")
-    with running(network) as unet:
-        broken, sound = Recorder(), Recorder()
-        unet.submit(encoded_request(noise(64, 64), stream.getvalue()[:-900]), broken)
-        unet.submit(request(noise(64, 64)), sound)
-        assert isinstance(broken.wait().error, errors.InvalidRequest)
-        np.testing.assert_array_equal(sound.mask, expected(noise(64, 64)))
-
-
-def test_an_image_that_is_not_what_its_header_said_is_refused(network: Pointwise) -> None:
-    stream = io.BytesIO()
-    Image.fromarray(noise(64, 64)).save(stream, "PNG")
-    with running(network) as unet:
-        outlet = Recorder()
-        unet.submit(encoded_request(noise(10, 10), stream.getvalue()), outlet)
-        assert isinstance(outlet.wait().error, errors.InvalidRequest)
-
-
-def test_a_pass_that_fails_on_one_image_takes_only_that_one_down(network: Pointwise) -> None:
-    poison = np.full((20, 20, 3), 200, np.uint8)
-    with running(network, tile_batch=4) as unet:
-        gate = Gate(network)
-        hold = network.before
-
-        def fail_on_poison(images: torch.Tensor) -> None:
-            hold(images)
-            if any(bool((image == image[0, 0, 0]).all()) for image in images):
-                raise RuntimeError("this pass cannot be computed")
-
-        network.before = fail_on_poison
-        outlets = [submit(unet, noise(20, 20), wait=False)]
-        gate.arrived()
-        outlets.append(submit(unet, poison, wait=False))
-        outlets.append(submit(unet, noise(20, 20, seed=1), wait=False))
-        gate.open()
-        assert isinstance(outlets[1].wait().error, errors.InternalFault)
-        np.testing.assert_array_equal(outlets[0].mask, expected(noise(20, 20)))
-        np.testing.assert_array_equal(outlets[2].mask, expected(noise(20, 20, seed=1)))
-        assert unet.health().ready
-
-
-def test_passes_that_only_fail_make_the_engine_unready_until_one_succeeds(network: Pointwise) -> None:
-    with running(network) as unet:
-
-        def fail(images: torch.Tensor) -> None:
-            raise RuntimeError("the card is broken")
-
-        network.before = fail
-        for _ in range(3):
-            assert submit(unet, noise(5, 5)).error is not None
-        assert not unet.health().ready
-        network.before = lambda images: None
-        np.testing.assert_array_equal(submit(unet, noise(5, 5)).mask, expected(noise(5, 5)))
-        assert unet.health().ready
-
-
-def test_a_pass_that_hangs_is_seen(network: Pointwise) -> None:
-    with running(network, stall_s=0.05) as unet:
-        gate = Gate(network)
-        outlet = submit(unet, noise(300, 300), wait=False)
-        gate.arrived()
-        assert not threading.Event().wait(0.1)
-        health = unet.health()
-        assert not health.ready
-        assert "no tile for" in health.reason
-        gate.open()
-        outlet.wait()
-
-
-def test_more_waiting_requests_than_allowed_are_refused(network: Pointwise) -> None:
-    with running(network, max_waiting=1) as unet:
-        gate = Gate(network)
-        first = submit(unet, noise(5, 5), wait=False)
-        gate.arrived()
-        second = submit(unet, noise(5, 5), wait=False)
-        with pytest.raises(errors.NotNow) as refusal:
-            submit(unet, noise(5, 5), wait=False)
-        assert refusal.value.retry_after_s is not None
-        gate.open()
-        assert first.mask.shape == second.mask.shape == (5, 5)
-
-
 def test_direct_work_is_told_as_unleased(network: Pointwise) -> None:
     with running(network) as unet:
         gate = Gate(network)
@@ -354,40 +194,6 @@ def test_direct_work_is_told_as_unleased(network: Pointwise) -> None:
         assert unet.footprint().unleased_bytes == 0
 
 
-def test_closing_fails_what_is_running_and_refuses_what_comes(network: Pointwise) -> None:
-    unet = engine(network)
-    gate = Gate(network)
-    outlet = submit(unet, noise(300, 300), wait=False)
-    gate.arrived()
-    closer = threading.Thread(target=unet.close)
-    closer.start()
-    gate.open()
-    closer.join(WAIT_S)
-    assert isinstance(outlet.error, errors.NotReady)
-    assert not unet.health().ready
-    with pytest.raises(errors.NotReady):
-        submit(unet, noise(5, 5), wait=False)
-
-
-def test_idle_means_zero_after_a_storm_of_everything(network: Pointwise) -> None:
-    random = np.random.default_rng(0)
-    with running(network, strips=40, tile_batch=3) as unet:
-        outlets = []
-        for number in range(60):
-            height, width = (int(edge) for edge in random.integers(1, 120, 2))
-            outlets.append(Recorder())
-            unet.submit(request(noise(height, width, number), lease(f"storm-{number}")), outlets[-1])
-            if number % 5 == 0:
-                unet.cancel(f"storm-{random.integers(0, number + 1)}")
-        for outlet in outlets:
-            outlet.wait()
-        assert all(outlet.ends == 1 for outlet in outlets)
-        footprint = unet.footprint()
-        assert (footprint.used_bytes, footprint.unleased_bytes, footprint.leases) == (0, 0, ())
-        assert footprint.totals["requests"] == 60
-        assert sum(value for name, value in footprint.totals.items() if name.startswith("ended")) == 60
-
-
 def test_standing_and_capacity_are_whole(network: Pointwise) -> None:
     with running(network, strips=10) as unet:
         footprint = unet.footprint()
@@ -395,13 +201,3 @@ def test_standing_and_capacity_are_whole(network: Pointwise) -> None:
         assert footprint.standing["canvas pool"] == footprint.capacity_bytes == unet.limits.canvas_bytes
         assert all(size > 0 for size in footprint.standing.values())
         assert footprint.pool_keys == (f"unet/float32/width4/1/tile{TILE}/batch2",)
-
-
-def encoded_request(announced: NDArray[np.uint8], data: bytes) -> Segmentation:
-    return replace(request(announced), image=None, encoded=data)
-
-
-def submit(unet: UnetEngine, image: NDArray[np.uint8], *, wait: bool = True) -> Recorder:
-    outlet = Recorder()
-    unet.submit(request(image), outlet)
-    return outlet.wait() if wait else outlet

@@ -1,7 +1,9 @@
 """What the UNet tests share: a network whose answer is known at every pixel, and an outlet that remembers."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -122,3 +124,44 @@ def request(image: NDArray[np.uint8], lease: Lease | None = None, **options: Any
 
 def lease(name: str = "a", canvas_bytes: int | None = None, deadline_s: float = 60.0) -> Lease:
     return Lease(name, {"unet.canvas": canvas_bytes or 0}, deadline_s, canvas_bytes=canvas_bytes)
+
+
+@contextmanager
+def running(network: Pointwise, strips: int = 64, tile_batch: int = 2, **settings: object) -> Iterator[UnetEngine]:
+    started = engine(network, strips, tile_batch, **settings)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def expected(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return (image[:, :, 0] > 127).astype(np.uint8)
+
+
+class Gate:
+    """Holds the network's passes back until it is opened, and tells when the first one has come."""
+
+    def __init__(self, network: Pointwise) -> None:
+        self._arrived, self._open = threading.Event(), threading.Event()
+        network.before = self._wait
+
+    def _wait(self, images: torch.Tensor) -> None:
+        self._arrived.set()
+        assert self._open.wait(WAIT_S)
+
+    def arrived(self) -> None:
+        assert self._arrived.wait(WAIT_S)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def encoded_request(announced: NDArray[np.uint8], data: bytes) -> Segmentation:
+    return replace(request(announced), image=None, encoded=data)
+
+
+def submit(unet: UnetEngine, image: NDArray[np.uint8], *, wait: bool = True) -> Recorder:
+    outlet = Recorder()
+    unet.submit(request(image), outlet)
+    return outlet.wait() if wait else outlet
