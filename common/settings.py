@@ -38,7 +38,7 @@ class Server(Section):
     max_body_bytes: Bytes = ByteSize(64 * 2**20)
     """Largest request body; checked before it is read whole."""
     max_connections: int = Field(1024, ge=1)
-    """Backstop in uvicorn; admission answers long before it."""
+    """Requests served at once; a backstop, admission answers long before it."""
     request_timeout_s: Seconds = 30.0
     """Deadline of a request that names none."""
     max_request_timeout_s: Seconds = 600.0
@@ -256,7 +256,10 @@ def _put(values: dict[str, Any], name: str, text: str) -> None:
     table = values.setdefault(section, {})
     if not isinstance(table, dict):
         raise SettingsError(f"{section}: must be a table")
-    table[key] = tomllib.loads(f"v = {text}")["v"] if text.startswith("[") else text
+    try:
+        table[key] = tomllib.loads(f"v = {text}")["v"] if text.startswith("[") else text
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{name}: {text!r} is not a list in TOML: {error}") from None
 
 
 def _explain(item: Any) -> str:

@@ -53,7 +53,7 @@ def divide(settings: Settings, device_type: str, total_bytes: int, reserved_byte
     A grant that is set is kept. Else unet gets what its tiles and canvases need, and llama the rest. `card.total` beats
     the card's own size when it is smaller. Raises SettingsError with the whole equation when the sum does not fit.
     """
-    total_bytes = min(total_bytes, int(settings.card.total)) if settings.card.total else total_bytes
+    total_bytes = total_bytes if settings.card.total is None else min(total_bytes, int(settings.card.total))
     unet_bytes = int(settings.unet.grant) if settings.unet.grant is not None else unet_need_bytes(settings, device_type)
     without_llama = Grants(
         total_bytes=total_bytes,

@@ -12,7 +12,7 @@ from typing import cast
 from fastapi import Request
 
 from common import model_folder
-from common.errors import InvalidRequest, VramgateError
+from common.errors import InvalidRequest
 from common.settings import Settings
 from common.tokenizer import Tokenizer
 from common.wire import CARD, HOST, LLAMA_PAGES
@@ -89,7 +89,7 @@ class Tokenizers:
             self._reading[folder] = asyncio.create_task(asyncio.to_thread(self._read, Path(folder)))
         try:
             return await asyncio.shield(self._reading[folder])
-        except VramgateError:
+        except Exception:
             self._reading.pop(folder, None)
             raise
 

@@ -43,6 +43,11 @@ def test_a_smaller_total_by_setting_beats_the_card_and_a_larger_does_not() -> No
     assert divide(Settings(card=Card(total=240 * GIB)), "cuda", 140 * GIB, 0).total_bytes == 140 * GIB
 
 
+def test_a_total_of_zero_is_a_card_without_memory_not_the_whole_card() -> None:
+    with pytest.raises(SettingsError, match="0 total"):
+        divide(Settings(card=Card(total=0)), "cuda", 140 * GIB, 0)
+
+
 def test_unet_needs_more_for_more_canvas() -> None:
     small, large = (unet_need_bytes(Settings(unet=Unet(canvas=canvas)), "cpu") for canvas in (GIB, 2 * GIB))
     assert large - small >= GIB

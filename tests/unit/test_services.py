@@ -38,14 +38,16 @@ def test_a_deadline_that_is_none_is_refused(header: str) -> None:
     assert caught.value.param == "x-request-timeout"
 
 
-def reading(monkeypatch: pytest.MonkeyPatch, folder: Path | str) -> tuple[Tokenizers, list[Path]]:
+def reading(
+    monkeypatch: pytest.MonkeyPatch, folder: Path | str, fault: Exception | None = None
+) -> tuple[Tokenizers, list[Path]]:
     """Tokenizers for an engine that names `folder`, and the folders that are read."""
     read: list[Path] = []
 
     def load(path: Path) -> Tokenizer:
         read.append(path)
         if not (path / "tokenizer.json").exists():
-            raise SettingsError("no tokenizer here")
+            raise fault or SettingsError("no tokenizer here")
         return cast(Tokenizer, SimpleNamespace(path=path))
 
     monkeypatch.setattr(Tokenizer, "load", load)
@@ -76,12 +78,15 @@ def test_a_folder_of_another_machine_is_replaced_by_ours(monkeypatch: pytest.Mon
     assert read == [ours]
 
 
-def test_a_tokenizer_that_cannot_be_read_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    tokenizers, read = reading(monkeypatch, tmp_path)
+@pytest.mark.parametrize("fault", [SettingsError("no tokenizer here"), PermissionError(13, "not yours")])
+def test_a_tokenizer_that_cannot_be_read_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Exception
+) -> None:
+    tokenizers, read = reading(monkeypatch, tmp_path, fault)
 
     async def test() -> None:
         for _ in range(2):
-            with pytest.raises(SettingsError):
+            with pytest.raises(type(fault)):
                 await tokenizers.get()
         (tmp_path / "tokenizer.json").touch()
         await tokenizers.get()

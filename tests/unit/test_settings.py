@@ -38,6 +38,7 @@ def test_lists_are_written_as_in_toml() -> None:
         ({"VRAMGATE_LLAMA__DTYPE": "int4"}, "llama.dtype"),
         ({"VRAMGATE_SERVER__REQUEST_TIMEOUT_S": "nan"}, "server.request_timeout_s"),
         ({"VRAMGATE_UNET__TILE_PIXELS": "100"}, "unet.tile_pixels"),
+        ({"VRAMGATE_UNET__MEAN": "[0.5, 0.5"}, "VRAMGATE_UNET__MEAN"),
     ],
 )
 def test_a_typo_or_a_bad_value_is_named_not_ignored(environ: dict[str, str], key: str) -> None:
