@@ -13,6 +13,8 @@ from frontend.services import Services
 
 LONG_CHARS = 4096
 """Texts above this are tokenised in a thread."""
+TURN_CHARS = 8
+"""Of a chat, taken for what its template writes around the text of one turn."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,12 @@ async def read_prompt(parts: Services, prompt: str | Sequence[int], names: Names
 
 
 async def read_chat(parts: Services, messages: Sequence[Mapping[str, str]], names: Names) -> tuple[int, ...]:
-    """Token ids of a chat, rendered by the model's template, ready for the assistant's turn; raises as above."""
+    """Token ids of a chat, rendered by the model's template, ready for the assistant's turn; raises as above.
+
+    A turn counts as `TURN_CHARS` beside its text: a template writes something around each.
+    """
     tokenizer = await parts.tokenizers.get()
-    chars = sum(len(message["content"]) for message in messages)
+    chars = sum(len(message["content"]) + TURN_CHARS for message in messages)
 
     def encode() -> list[int]:
         return tokenizer.encode(tokenizer.chat(messages), special=False)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from common.errors import Forbidden, InvalidRequest
+from common.errors import BodyTooLarge, Forbidden, InvalidRequest
 from frontend import runs
 from frontend.forms import Form, parse_json, unsupported
 from frontend.runs import TextChunk
@@ -44,6 +44,8 @@ OUTPUTS: Mapping[str, str] = {
     "finish_reason": "BYTES",
 }
 """Output -> datatype, in the order of an answer."""
+MAX_TEXT_BYTES = 4 * 2**20
+"""Most bytes of binary tensors: each element becomes a Python value. A context of 128 Ki tokens is half a megabyte."""
 RESERVED = frozenset({"lease", "control", "statement"})
 """Tensors between us and the engines."""
 
@@ -104,8 +106,16 @@ def read_generate(body: bytes) -> tuple[TextForm, str]:
 
 
 def read_infer(request: InferRequest) -> TextForm:
-    """The request in the tensors of an ``infer`` body; raises InvalidRequest, Forbidden."""
+    """The request in the tensors of an ``infer`` body; blocking if it is large.
+
+    Raises InvalidRequest, Forbidden, BodyTooLarge (more than MAX_TEXT_BYTES).
+    """
     refuse_reserved(request.names)
+    if len(request.binary) > MAX_TEXT_BYTES:
+        raise BodyTooLarge(
+            f"the tensors have {len(request.binary)} bytes, at most {MAX_TEXT_BYTES} are read as text or token ids",
+            numbers={"max_text_bytes": MAX_TEXT_BYTES},
+        )
     for output in request.header.outputs:
         if output.name not in OUTPUTS:
             raise InvalidRequest(f"output {output.name!r}: there is {', '.join(OUTPUTS)}", param="outputs")

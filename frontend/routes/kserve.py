@@ -173,7 +173,7 @@ async def _segment(parts: Services, message: v2.InferRequest, timeout_s: float) 
 
 async def _answer(parts: Services, message: v2.InferRequest, timeout_s: float) -> v2.WireBody:
     """The language model's answer as tensors."""
-    form = v2_text.read_infer(message)
+    form = await asyncio.to_thread(v2_text.read_infer, message)
     return v2_text.to_inferred(await _complete(parts, form, timeout_s), message)
 
 

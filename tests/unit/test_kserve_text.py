@@ -8,6 +8,7 @@ import tritonclient.http as client
 
 from common.errors import DeadlineExceeded, NotNow
 from frontend.runs import TextChunk, TextJob
+from frontend.v2_text import MAX_TEXT_BYTES
 from tests.unit.fake_parts import PAGES, Parts
 from tests.unit.v2_kit import ask, infer, names, refused, strings, text_input, written
 
@@ -204,3 +205,15 @@ def test_error_in_a_stream_is_its_last_event() -> None:
     assert (last["error"], last["code"]) == ("not finished within 1 s", "timeout")
     parts.teller.refusal = NotNow("full")
     refused(ask(parts, "POST", "/v2/models/llama/generate_stream", json={"text_input": "hi"}), 429, "full")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{"input_ids": np.ones(MAX_TEXT_BYTES // 4 + 1, np.int32)}, {"text_input": strings(b"a" * MAX_TEXT_BYTES)}],
+    ids=["ids", "text"],
+)
+def test_a_prompt_of_megabytes_is_refused_before_it_becomes_python_values(inputs: dict[str, Any]) -> None:
+    parts = Parts()
+    body = refused(ask(parts, "POST", "/v2/models/llama/infer", **written(inputs)), 413, "token ids")
+    assert body["max_text_bytes"] == MAX_TEXT_BYTES
+    assert parts.teller.jobs == []

@@ -157,3 +157,11 @@ def test_no_json_gets_anything_but_an_answer_or_a_refusal(drawn: tuple[str, Any]
 @settings(max_examples=100, deadline=None)
 def test_no_bytes_get_anything_but_a_refusal(path: str, body: bytes) -> None:
     check_error(post(shared_parts(), path, body), 400, "invalid_value")
+
+
+def test_masses_of_empty_turns_are_refused_before_they_are_rendered(parts: Parts) -> None:
+    turns = [{"role": "user", "content": ""}] * 1000
+    says = check_error(
+        post(parts, CHAT, json.dumps({"model": "tiny", "messages": turns})), 400, "invalid_value", "messages"
+    )
+    assert "characters" in says
