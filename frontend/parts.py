@@ -126,7 +126,7 @@ class Frontend:
 
 async def _is_loaded(client: Triton, model: str) -> bool:
     try:
-        return (await client.forward("GET", f"/v2/models/{model}/ready")).status == 200
+        return (await client.look_up(f"/v2/models/{model}/ready")).status == 200
     except RequestError:
         return False
 

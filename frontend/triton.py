@@ -1,8 +1,8 @@
 """The only client of Triton.
 
 Triton's own HTTP statuses are not trusted: an error is whatever has the key ``error``, and its text says which one
-(:func:`common.errors.from_text`). Nothing here waits without a limit on the way in; how long an answer may take is the
-caller's deadline, and a cancelled caller closes its socket at once.
+(:func:`common.errors.from_text`). Nothing here waits without a limit on the way in; how long an inference may take is
+the caller's deadline, everything else has a limit of its own, and a cancelled caller closes its socket at once.
 """
 
 import asyncio
@@ -76,6 +76,10 @@ class Triton:
     async def load(self, model: str) -> None:
         """Loads the model; minutes. One that is loaded is left as it is, even where its process has died."""
         object_of(await self._bounded("POST", f"/v2/repository/models/{model}/load", {}, LOAD_S, self._admin))
+
+    async def look_up(self, path: str) -> Reply:
+        """What a GET of `path`, percent-encoded, says of the server or a model: at once, or UpstreamBroken."""
+        return await self._bounded("GET", path, None, self._control_s)
 
     async def control(self, model: str, message: Control) -> str:
         """The engine's answer to a control message, as JSON text."""

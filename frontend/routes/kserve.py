@@ -52,7 +52,7 @@ async def priced_model(request: Request, parts: Parts) -> str:
         return str(model)
     if model in MODELS:
         raise ModelNotFound(f"{model} has no version {version[:80]!r}, only {VERSION!r}")
-    reply = await parts.triton.forward("GET", f"/v2/models/{quote(model, safe='')}")
+    reply = await parts.triton.look_up(f"/v2/models/{quote(model, safe='')}")
     if reply.status == 200:
         raise Forbidden(f"model {model[:80]!r} has no price, so it is not served")
     raise ModelNotFound(f"there is no model {model[:80]!r}")
@@ -64,7 +64,7 @@ Model = Annotated[str, Depends(priced_model)]
 @router.get("")
 async def server_metadata(parts: Parts) -> JSONResponse:
     """Name and version of the model server, and those of its extensions that are served here."""
-    about = object_of(await parts.triton.forward("GET", "/v2"))
+    about = object_of(await parts.triton.look_up("/v2"))
     extensions = [name for name in about.get("extensions", []) if not str(name).startswith(UNSERVED_EXTENSIONS)]
     return JSONResponse(about | {"extensions": extensions})
 
@@ -96,7 +96,7 @@ async def model_ready(model: Model, parts: Parts) -> Response:
 @router.get("/models/{model}/versions/{version}")
 async def model_metadata(model: Model, parts: Parts) -> JSONResponse:
     """Inputs and outputs, those between us and the engines left out."""
-    about = object_of(await parts.triton.forward("GET", f"/v2/models/{model}"))
+    about = object_of(await parts.triton.look_up(f"/v2/models/{model}"))
     return JSONResponse(_for_clients(about, "inputs", "outputs"))
 
 
@@ -104,7 +104,7 @@ async def model_metadata(model: Model, parts: Parts) -> JSONResponse:
 @router.get("/models/{model}/versions/{version}/config")
 async def model_config(model: Model, parts: Parts) -> JSONResponse:
     """The model's configuration, with the same tensors left out."""
-    about = object_of(await parts.triton.forward("GET", f"/v2/models/{model}/config"))
+    about = object_of(await parts.triton.look_up(f"/v2/models/{model}/config"))
     return JSONResponse(_for_clients(about, "input", "output"))
 
 

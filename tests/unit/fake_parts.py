@@ -172,14 +172,16 @@ class FakeTriton:
     binary: bytes = b""
     """What stood behind it."""
 
+    async def look_up(self, path: str) -> Reply:
+        self.asked.append(("GET", path))
+        answer = self.answers.get(path)
+        status = 404 if answer is None else 200
+        return Reply(status, {}, json.dumps(answer or {"error": "unknown model"}).encode())
+
     async def forward(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Reply:
         self.asked.append((method, path))
-        if method == "GET":
-            answer = self.answers.get(path)
-            status = 404 if answer is None else 200
-            return Reply(status, {}, json.dumps(answer or {"error": "unknown model"}).encode())
         length = int((headers or {}).get(HEADER_LENGTH, len(body or b"")))
         self.header, self.binary = json.loads((body or b"")[:length]), (body or b"")[length:]
         if self.error is not None:

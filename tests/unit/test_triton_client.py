@@ -185,15 +185,17 @@ def test_a_control_answer_that_is_none_is_the_engines_fault(body: object) -> Non
     run(test)
 
 
-def test_a_control_message_does_not_wait_for_ever() -> None:
+def test_neither_a_control_message_nor_metadata_is_waited_for_for_ever() -> None:
     async def hang(request: web.Request) -> web.Response:
         await asyncio.sleep(60)
         return web.Response()
 
     async def test() -> None:
-        async with client(("POST", GENERATE, hang), control_s=0.1) as triton:
+        async with client(("POST", GENERATE, hang), ("GET", "/v2/models/llama", hang), control_s=0.1) as triton:
             with pytest.raises(UpstreamBroken, match="in time"):
                 await triton.status("llama")
+            with pytest.raises(UpstreamBroken, match="in time"):
+                await triton.look_up("/v2/models/llama")
 
     run(test)
 
