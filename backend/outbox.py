@@ -75,7 +75,9 @@ class Channel(Generic[Result]):
     def client_left(self) -> bool:
         """Whether the work goes on for nobody."""
         with self._lock:
-            return not self._ended and self._port.is_cancelled()
+            ended = self._ended
+        # Asked outside the lock: it may wait for a send, and the engine's puts must not wait with it.
+        return not ended and self._port.is_cancelled()
 
     def flush(self) -> bool:
         """Sends what waits; True when that was the end. Called by the outbox's thread only."""

@@ -71,10 +71,10 @@ class Host(Generic[Request, Result]):
         try:
             self._start(pb_request, port)
         except RequestError as error:
-            port.send([], None, error)
+            self._refuse(port, error)
         except Exception:
             log.exception("a request could not be started")
-            port.send([], None, InternalFault("the request could not be started; see the server's log"))
+            self._refuse(port, InternalFault("the request could not be started; see the server's log"))
 
     def is_ready(self) -> bool:
         """For Triton versions that ask."""
@@ -98,9 +98,19 @@ class Host(Generic[Request, Result]):
         streams = self._adapter.streams(inputs, lease)
         channel = self._outbox.channel(port, gather=not streams)
         work_id = self._adapter.engine.submit(request, channel)
-        if streams:
-            port.respond(self._adapter.greeting())
+        try:
+            if streams:
+                port.respond(self._adapter.greeting())
+        except Exception:
+            self._adapter.engine.cancel(work_id)
+            raise
         channel.begin(work_id)
+
+    def _refuse(self, port: "Port[Result]", error: RequestError) -> None:
+        try:
+            port.send([], None, error)
+        except Exception:
+            log.exception("a refusal could not be sent")
 
     def _read(self, pb_request: Any, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
         tensors = {name: self._pb.get_input_tensor_by_name(pb_request, name) for name in names}

@@ -23,6 +23,9 @@ class FakePort:
     entered: threading.Event = field(default_factory=threading.Event)
     left: bool = False
     fault: Exception | None = None
+    asked: threading.Event = field(default_factory=threading.Event)
+    may_tell: threading.Event | None = None
+    """Until it is set, nobody learns whether the client has left."""
 
     def send(self, results: list[tuple[int, str]], statement: Statement | None, error: RequestError | None) -> None:
         self.entered.set()
@@ -32,6 +35,9 @@ class FakePort:
         self.sent.put((results, statement, error))
 
     def is_cancelled(self) -> bool:
+        self.asked.set()
+        if self.may_tell:
+            assert self.may_tell.wait(WAIT_S)
         return self.left
 
 
@@ -131,3 +137,18 @@ def test_an_answer_that_cannot_be_sent_cancels_its_work_and_no_other(
         channel.put((0, work_id))
     assert left.get(timeout=WAIT_S) == "w1"
     assert fine.sent.get(timeout=WAIT_S) == ([(0, "w2")], None, None)
+
+
+def test_an_engine_does_not_wait_while_a_client_is_looked_for(outbox: Outbox[tuple[int, str]]) -> None:
+    port = open_gate(FakePort(may_tell=threading.Event()))
+    assert port.may_tell is not None
+    channel = outbox.channel(port, gather=False)
+    channel.begin("w")
+    assert port.asked.wait(WAIT_S)
+    engine = threading.Thread(target=lambda: channel.put((0, "a")))
+    engine.start()
+    try:
+        assert port.sent.get(timeout=WAIT_S / 2) == ([(0, "a")], None, None)
+    finally:
+        port.may_tell.set()
+        engine.join()

@@ -50,8 +50,11 @@ class FakeResponse:
 class FakeSender:
     sent: "queue.Queue[tuple[FakeResponse, bool]]" = field(default_factory=queue.Queue)
     left: bool = False
+    fault: Exception | None = None
 
     def send(self, response: FakeResponse, flags: int) -> None:
+        if self.fault:
+            raise self.fault
         self.sent.put((response, bool(flags)))
 
     def is_cancelled(self) -> bool:
@@ -234,6 +237,18 @@ def test_a_client_that_leaves_has_its_work_cancelled(host: Host[str, str], engin
     sender = accept(host, text=strings("hold"), lease=strings(LEASE.to_json()))
     sender.left = True
     assert engine.cancelled.get(timeout=WAIT_S) == "w1"
+
+
+def test_work_whose_greeting_cannot_be_sent_does_not_go_on(host: Host[str, str], engine: EchoEngine) -> None:
+    sender = FakeSender(fault=OSError("pipe"))
+    host.accept(FakeRequest({"text": strings("hold"), "lease": strings(LEASE.to_json())}, sender))
+    assert engine.cancelled.get(timeout=WAIT_S) == "w1"
+
+
+def test_a_refusal_that_cannot_be_sent_leaves_the_next_request_alone(host: Host[str, str]) -> None:
+    host.accept(FakeRequest({}, FakeSender(fault=OSError("pipe"))))
+    response, _ = accept(host, text=strings("abc")).next()
+    assert response.text("text") == "abc"
 
 
 def test_status_tells_standing_leases_and_limits(host: Host[str, str]) -> None:
