@@ -1,8 +1,15 @@
-"""What torch's caching allocator says of this process. On the CPU there is no such allocator and every figure is 0."""
+"""What torch's caching allocator says of this process. On the CPU there is no such allocator and every figure is 0.
 
+What a process on the CPU has freed may stay in its heap, and a resident set counts it: it goes back only if asked.
+"""
+
+import ctypes
+import os
 from dataclasses import dataclass
 
 import torch
+
+from common.readings import resident_bytes
 
 
 @dataclass(frozen=True)
@@ -15,8 +22,14 @@ class Allocation:
     """Since the last ``reset_peak``."""
     free_segments_bytes: int = 0
     """Segments without a live block: what ``empty_cache`` would give back to the card."""
-    fragmentation_ratio: float = 0.0
-    """1 - largest free block / all free cached bytes; 0 when nothing is cached."""
+    cached_bytes: int = 0
+    """Free inside the segments."""
+    largest_free_block_bytes: int = 0
+
+    @property
+    def fragmentation_ratio(self) -> float:
+        """1 - largest free block / all free cached bytes; 0 when nothing is cached."""
+        return 1 - self.largest_free_block_bytes / self.cached_bytes if self.cached_bytes else 0.0
 
 
 def read(device: torch.device) -> Allocation:
@@ -37,7 +50,8 @@ def read(device: torch.device) -> Allocation:
         reserved_bytes=torch.cuda.memory_reserved(device),
         peak_allocated_bytes=torch.cuda.max_memory_allocated(device),
         free_segments_bytes=free_segments_bytes,
-        fragmentation_ratio=1 - largest_bytes / free_bytes if free_bytes else 0.0,
+        cached_bytes=free_bytes,
+        largest_free_block_bytes=largest_bytes,
     )
 
 
@@ -52,10 +66,23 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def release_free_segments(device: torch.device) -> int:
-    """Gives wholly free segments back to the card; returns the bytes given back."""
+def statistics(device: torch.device) -> dict[str, int]:
+    """The allocator's counters that tell of trouble, by torch's names; {} on the CPU."""
     if device.type != "cuda":
-        return 0
+        return {}
+    told = torch.cuda.memory_stats(device)
+    return {key: int(value) for key, value in told.items() if ".all." in key or key.startswith("num_")}
+
+
+def summary(device: torch.device) -> str:
+    """torch's own table of the allocator; empty on the CPU."""
+    return torch.cuda.memory_summary(device, abbreviated=True) if device.type == "cuda" else ""
+
+
+def release_free_segments(device: torch.device) -> int:
+    """Gives wholly free segments, on the CPU free pages of the heap, back; returns the bytes given back."""
+    if device.type != "cuda":
+        return _trim_heap()
     before_bytes = torch.cuda.memory_reserved(device)
     torch.cuda.empty_cache()
     return before_bytes - torch.cuda.memory_reserved(device)
@@ -66,3 +93,13 @@ def wall(device: torch.device, grant_bytes: int) -> None:
     if device.type == "cuda":
         total_bytes = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, grant_bytes / total_bytes), device)
+
+
+def _trim_heap() -> int:
+    """Returns how far the resident set shrank; 0 where the C library has no such call."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is None:
+        return 0
+    before_bytes = resident_bytes(os.getpid())
+    trim(0)
+    return max(0, before_bytes - resident_bytes(os.getpid()))

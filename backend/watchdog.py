@@ -1,8 +1,8 @@
 """The thread that reads the card every poll and keeps the engine's breaker.
 
 Headroom is what the card could still give: NVML's free bytes plus the wholly free segments of this process. The breaker
-opens below a third of the margin and closes above two thirds; when it opens, free segments are given back and the card
-is read again before anything is refused.
+opens below a third of the margin and closes above two thirds. Before it opens, and about once a second while it is
+open, free segments are given back and the card is read again: what only lay in a cache never keeps it open.
 """
 
 import logging
@@ -14,6 +14,9 @@ from common.readings import Readings, State
 from common.wire import Breaker
 
 log = logging.getLogger(__name__)
+
+RECLAIM_POLLS = 5
+"""An open breaker tries again after so many polls; each try may hold up what still runs."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Watchdog:
         self._poll_s = poll_s
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._open_polls = 0
         self.breaker = Breaker.CLOSED
         self.last_look = Look(0, 0.0)
         self.on_poll: Callable[[], None] = lambda: None
@@ -74,18 +78,10 @@ class Watchdog:
     def poll(self) -> None:
         """One look at the card and the allocator, and what follows from it."""
         self._measure()
-        if self.breaker == Breaker.CLOSED and self._is_short(self._margin_bytes / 3):
-            log.warning(
-                "headroom %s below a third of the margin %d: reclaiming", self.headroom_bytes, self._margin_bytes
-            )
-            self._reclaim()
-            self._measure()
-            if self._is_short(self._margin_bytes / 3):
-                self.breaker = Breaker.OPEN
-                log.warning("breaker open: headroom %s bytes", self.headroom_bytes)
-        elif self.breaker == Breaker.OPEN and not self._is_short(2 * self._margin_bytes / 3):
-            self.breaker = Breaker.CLOSED
-            log.warning("breaker closed: headroom %s bytes", self.headroom_bytes)
+        if self.breaker == Breaker.CLOSED:
+            self._guard()
+        else:
+            self._recover()
 
     def start(self) -> None:
         """Polls from a thread until ``close``."""
@@ -96,6 +92,27 @@ class Watchdog:
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+
+    def _guard(self) -> None:
+        short_bytes = self._margin_bytes / 3
+        if not self._is_short(short_bytes):
+            return
+        log.warning("headroom %s below a third of the margin %d: reclaiming", self.headroom_bytes, self._margin_bytes)
+        self._reclaim()
+        self._measure()
+        if self._is_short(short_bytes):
+            self.breaker, self._open_polls = Breaker.OPEN, 0
+            log.warning("breaker open: headroom %s bytes", self.headroom_bytes)
+
+    def _recover(self) -> None:
+        short_bytes = 2 * self._margin_bytes / 3
+        self._open_polls += 1
+        if self._is_short(short_bytes) and self._open_polls % RECLAIM_POLLS == 0:
+            self._reclaim()
+            self._measure()
+        if not self._is_short(short_bytes):
+            self.breaker = Breaker.CLOSED
+            log.warning("breaker closed: headroom %s bytes", self.headroom_bytes)
 
     def _measure(self) -> None:
         self._readings.poll()

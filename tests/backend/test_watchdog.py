@@ -1,7 +1,7 @@
 import threading
 from collections.abc import Callable
 
-from backend.watchdog import Look, Watchdog
+from backend.watchdog import RECLAIM_POLLS, Look, Watchdog
 from common.readings import Reading, Readings
 from common.wire import Breaker
 
@@ -17,6 +17,8 @@ class Bench:
         self.now_s = 0.0
         self.free_bytes: int | None = TOTAL_BYTES
         self.cached_bytes = 0
+        self.heap_bytes = 0
+        """Freed, still resident, and in no figure of the allocator."""
         readings = Readings(self, lambda: self.now_s, poll_s=0.2, stale_polls=5)
         self.watchdog = Watchdog(readings, MARGIN_BYTES, self.look, self.reclaim, poll_s=0.2)
 
@@ -29,9 +31,10 @@ class Bench:
         return Look(self.cached_bytes, 0.0)
 
     def reclaim(self) -> int:
-        given_bytes, self.cached_bytes = self.cached_bytes, 0
-        assert self.free_bytes is not None
-        self.free_bytes += given_bytes
+        given_bytes, self.cached_bytes = self.cached_bytes + self.heap_bytes, 0
+        self.heap_bytes = 0
+        if self.free_bytes is not None:
+            self.free_bytes += given_bytes
         return given_bytes
 
     def breaker_at(self, free_bytes: int | None, cached_bytes: int = 0) -> Breaker:
@@ -54,6 +57,20 @@ def test_memory_the_allocator_only_caches_never_opens_the_breaker() -> None:
     bench = Bench()
     assert bench.breaker_at(5, cached_bytes=500) == Breaker.CLOSED
     assert bench.watchdog.headroom_bytes == 505
+
+
+def test_what_was_freed_while_the_breaker_was_open_does_not_keep_it_open() -> None:
+    bench = Bench()
+    assert bench.breaker_at(5) == Breaker.OPEN
+    bench.heap_bytes = 500
+    assert Breaker.CLOSED in [bench.breaker_at(5) for _ in range(RECLAIM_POLLS)]
+
+
+def test_an_open_breaker_does_not_reclaim_at_every_poll() -> None:
+    bench = Bench()
+    assert bench.breaker_at(5) == Breaker.OPEN
+    bench.heap_bytes = 500
+    assert [bench.breaker_at(5) for _ in range(RECLAIM_POLLS - 1)] == [Breaker.OPEN] * (RECLAIM_POLLS - 1)
 
 
 def test_a_card_that_stops_answering_is_unknown_and_does_not_latch_the_breaker() -> None:
