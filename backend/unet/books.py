@@ -53,6 +53,8 @@ class Books:
         """Marks a job for :meth:`unwanted`; an id that is unknown is refused if it comes later."""
         if job := self.jobs.get(work_id):
             job.cancelling = True
+            if job.forgo_image():
+                self.ready(job)
             return CancelOutcome.CANCELLED
         self._tombstones[work_id] = None
         while len(self._tombstones) > MAX_TOMBSTONES:
@@ -60,7 +62,7 @@ class Books:
         return CancelOutcome.UNKNOWN
 
     def ready(self, job: Job) -> None:
-        """The job's image is decoded, or has failed: it goes to the end of the line."""
+        """The job's image is decoded, has failed or never will be: it goes to the end of the line."""
         self._line.append(job)
 
     @property

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,20 +34,20 @@ class Decoders:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="unet-decoder")
 
-    def submit(self, request: Segmentation, is_wanted: Callable[[], bool], done: Callable[[Decoded], None]) -> None:
-        """Calls `done` from a decoder's thread when the image is decoded; at once with neither if it is not wanted."""
-        self._pool.submit(lambda: done(_decode(request, is_wanted())))
+    def submit(self, request: Segmentation, done: Callable[[Decoded], None]) -> Future[None]:
+        """Calls `done` from a decoder's thread when the image is decoded; cancelled before it has begun, never."""
+        return self._pool.submit(lambda: done(_decode(request)))
 
     def close(self) -> None:
-        """Returns when everything submitted is done."""
-        self._pool.shutdown()
+        """Returns when what has begun is done; the rest is dropped."""
+        self._pool.shutdown(cancel_futures=True)
 
 
-def _decode(request: Segmentation, is_wanted: bool) -> Decoded:
+def _decode(request: Segmentation) -> Decoded:
     started_s = time.monotonic()
     image, failure = None, None
     try:
-        image = _pixels(request) if is_wanted else None
+        image = _pixels(request)
     except errors.RequestError as error:
         failure = error
     except Exception:

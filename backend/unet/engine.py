@@ -102,7 +102,7 @@ class UnetEngine:
                 self._books.ready(job)
                 self._wake.notify()
             else:
-                self._decoders.submit(request, lambda: not job.cancelling, partial(self._decoded, job))
+                job.decoding = self._decoders.submit(request, partial(self._decoded, job))
         return job.id
 
     def cancel(self, work_id: str) -> CancelOutcome:
@@ -240,7 +240,7 @@ class UnetEngine:
 
     def _end(self, job: Job, error: errors.RequestError | None) -> None:
         """Takes a job out of the books, then tells its outlet; the work on the device has ended by then."""
-        self._runner.synchronize()
+        error = error if self._runner.synchronize() else errors.InternalFault("the device failed")
         peak_bytes = max(0, allocator.peak_bytes(self._runner.device) - self._base_bytes)
         statement = job.statement(self._clock(), peak_bytes)
         with self._wake:

@@ -1,5 +1,6 @@
 """One request while the engine works on it."""
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,8 @@ class Job:
     image: NDArray[np.uint8] | None = field(default=None, repr=False)
     failure: RequestError | None = None
     """Why the image could not be decoded."""
+    decoding: Future[None] | None = None
+    """Where its image is made, if it came encoded."""
     cancelling: bool = False
     ended: bool = False
     decode_s: float = 0.0
@@ -55,6 +58,11 @@ class Job:
     def is_late(self, now_s: float) -> bool:
         """The time that the lease gives is used up."""
         return self.request.lease is not None and now_s - self.arrived_s >= self.request.lease.deadline_s
+
+    def forgo_image(self) -> bool:
+        """Whether its image was still to be decoded, and now never is; the first call decides."""
+        decoding, self.decoding = self.decoding, None
+        return decoding is not None and decoding.cancel()
 
     def start(self, classes: int, now_s: float) -> None:
         """Takes the canvas and the room for the answer; there must be as many free strips as the grid has."""

@@ -1,5 +1,6 @@
 """The network over a batch of tiles: constant shapes, constant memory."""
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch import Tensor
 from backend import allocator
 from backend.unet.network import UNet
 from common.errors import SettingsError
+
+log = logging.getLogger(__name__)
 
 
 class TileRunner:
@@ -71,10 +74,15 @@ class TileRunner:
         allocator.release_free_segments(self.device)
         self._rehearse()
 
-    def synchronize(self) -> None:
-        """Waits until all queued work has ended."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def synchronize(self) -> bool:
+        """Waits until all queued work has ended; False where the device is broken, so that none is left."""
+        try:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            log.error("the device is broken: %s", error)
+            return False
+        return True
 
     def _rehearse(self) -> None:
         pattern = np.random.default_rng(0).integers(0, 256, self.slots().shape, dtype=np.uint8)

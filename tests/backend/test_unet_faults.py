@@ -2,12 +2,18 @@
 
 import io
 import threading
+from copy import copy
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
+from backend.unet import decoders
+from backend.unet.runner import TileRunner
 from common import errors
 from common.wire import CancelOutcome
 from estimator.unet import grid
@@ -198,3 +204,50 @@ def test_idle_means_zero_after_a_storm_of_everything(network: Pointwise) -> None
         assert (footprint.used_bytes, footprint.unleased_bytes, footprint.leases) == (0, 0, ())
         assert footprint.totals["requests"] == 60
         assert sum(value for name, value in footprint.totals.items() if name.startswith("ended")) == 60
+
+
+def test_cancel_does_not_wait_for_the_images_that_are_decoded_first(
+    network: Pointwise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_decode = threading.Event()
+
+    def slow(data: bytes) -> NDArray[np.uint8]:
+        assert may_decode.wait(WAIT_S)
+        return noise(5, 5)
+
+    monkeypatch.setattr(decoders, "decode", slow)
+    with running(network) as unet:
+        first = [Recorder() for _ in range(decoders.THREADS)]
+        for outlet in first:
+            unet.submit(encoded_request(noise(5, 5), b"x"), outlet)
+        gone = Recorder()
+        unet.submit(replace(encoded_request(noise(5, 5), b"x"), lease=lease("gone")), gone)
+        for _ in range(2):
+            unet.cancel("gone")
+        try:
+            assert isinstance(gone.wait().error, errors.Cancelled)
+            assert unet.footprint().leases == ()
+        finally:
+            may_decode.set()
+        assert [outlet.wait().error for outlet in first] == [None] * decoders.THREADS
+        assert gone.ends == 1
+
+
+def test_a_broken_device_leaves_no_request_without_an_end(network: Pointwise, monkeypatch: pytest.MonkeyPatch) -> None:
+    def illegal_access(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with running(network) as unet:
+        runner = unet._runner
+        monkeypatch.setattr(runner, "synchronize", partial(_on_cuda, runner))
+        monkeypatch.setattr(torch.cuda, "synchronize", illegal_access)
+        for _ in range(2):
+            assert isinstance(submit(unet, noise(100, 100)).error, errors.InternalFault)
+        assert unet.footprint().used_bytes == 0
+
+
+def _on_cuda(runner: TileRunner) -> bool:
+    """What the runner finds where it believes itself on a CUDA device."""
+    elsewhere = copy(runner)
+    elsewhere.device = torch.device("cuda", 0)
+    return TileRunner.synchronize(elsewhere)
