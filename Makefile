@@ -1,7 +1,7 @@
 # make up      install what is missing, then start the service   (make up ARGS="--port 8081")
 # make test    run every test
 # make lint    formatting, rules, types, arrows between the packages, length of files
-# make bench   the language engine beside transformers, into loadtests/results (the card's figures where there is one)
+# make bench   both engines beside what is usual, into loadtests/results (the card's figures where there is one)
 # make clean   remove the virtual environment and the caches of the tools
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
@@ -29,6 +29,7 @@ lint: $(INSTALLED)
 
 bench: weights
 	@$(BIN)/python -m loadtests.bench_llama
+	@$(BIN)/python -m loadtests.bench_unet
 
 weights: $(INSTALLED)
 	@$(BIN)/python -m backend.checkpoint >/dev/null
