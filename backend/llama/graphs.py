@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from backend.llama.attention import Span
 from backend.llama.kernels.attention import attend, store_qkv
 from backend.llama.kernels.chunks import ChunkAttention
+from backend.llama.kernels.launch import MIN_KEYS, key_block
 from backend.llama.kernels.norms import add_norm
 from backend.llama.kernels.products import gate_up, gated_product, product, tiling_for
 from backend.llama.model import Linear, Llama
@@ -22,11 +23,11 @@ FUSED_TOKENS = 64
 """Largest batch whose products our kernels do; above it the library's are as fast."""
 
 
-def can_capture(model: Llama) -> bool:
-    """Whether the fused step serves this model: half precision, no biases, a size of head that tiles evenly."""
+def can_capture(model: Llama, page_tokens: int) -> bool:
+    """Whether the fused step serves this model: half precision, no biases, heads and pages that tile evenly."""
     layer, shape = model.layers[0], model.shape
     biased = any(linear.bias is not None for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
-    even = shape.head_dim in (32, 64, 128, 256)
+    even = shape.head_dim in (32, 64, 128, 256) and key_block(page_tokens) >= MIN_KEYS
     return model.embedding.dtype != torch.float32 and not biased and even
 
 
@@ -85,7 +86,7 @@ class DecodeGraphs:
 
     def _step(self, size: int) -> torch.Tensor:
         model, positions, table = self._model, self._positions[:size], self._table[:size]
-        splits = max(1, min(16, 64 // size))
+        splits = cuts(size)
         x, partial = F.embedding(self._token_ids[:size], model.embedding), None
         for index, layer in enumerate(model.layers):
             keys, values = self._pool.layer(index)
@@ -111,6 +112,11 @@ class DecodeGraphs:
 def batch_sizes(max_batch: int) -> list[int]:
     """Powers of two up to `max_batch`, and that itself."""
     return sorted({1 << power for power in range(max_batch.bit_length()) if 1 << power <= max_batch} | {max_batch})
+
+
+def cuts(size: int) -> int:
+    """Pieces, a power of two, that the attention of each sequence is cut into: about 64 in all, 16 at the most."""
+    return 1 << max(1, min(16, 64 // size)).bit_length() - 1
 
 
 def _partial(x: torch.Tensor, linear: Linear) -> torch.Tensor:

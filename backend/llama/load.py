@@ -82,7 +82,7 @@ def _fast_path(model: Llama, pool: PagePool, max_batch: int) -> FastPath | None:
         return None
     from backend.llama import graphs  # its kernels need CUDA's compiler
 
-    if not graphs.can_capture(model):
+    if not graphs.can_capture(model, pool.page_tokens):
         return None
     return graphs.DecodeGraphs(model, pool, max_batch, pages_for(model.shape.context_tokens, pool.page_tokens))
 

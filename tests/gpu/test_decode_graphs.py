@@ -28,7 +28,7 @@ PAGE = 64
 LENGTHS = (2, 63, 64, 65, 200, 640, 7)
 
 
-def runners(dtype: torch.dtype) -> tuple[Runner, Runner]:
+def runners(dtype: torch.dtype, max_batch: int = 8) -> tuple[Runner, Runner]:
     """One with graphs, one without, over the same weights and the same random past."""
     from backend.llama.graphs import DecodeGraphs
 
@@ -40,9 +40,9 @@ def runners(dtype: torch.dtype) -> tuple[Runner, Runner]:
         for index in range(model.shape.layers):
             for mine, yours in zip(pools[0].layer(index), pools[1].layer(index), strict=True):
                 yours.copy_(mine.normal_())
-    graphs = DecodeGraphs(model, pools[0], max_batch=8, max_pages=16)
+    graphs = DecodeGraphs(model, pools[0], max_batch, max_pages=16)
     fast, plain = (
-        Runner(model, pool, step_tokens=128, max_batch=8, fast=fast)
+        Runner(model, pool, step_tokens=128, max_batch=max_batch, fast=fast)
         for pool, fast in zip(pools, (graphs, None), strict=True)
     )
     fast.warm_up()
@@ -75,5 +75,20 @@ def test_chunks_and_decodes_in_one_step_keep_their_rows() -> None:
     fast, plain = runners(torch.bfloat16)
     chunk = Slice.next_of(Sequence(list(range(50)), max_tokens=1, pages=[100]), 50)
     step = [chunk, *decodes(LENGTHS[:3])]
+    got, expected = fast.forward(step).float(), plain.forward(step).float()
+    assert float((got - expected).norm() / expected.norm()) < 2e-2
+
+
+def test_pages_that_do_not_tile_are_left_to_the_reference() -> None:
+    from backend.llama.graphs import can_capture
+
+    fast, _ = runners(torch.bfloat16)
+    assert can_capture(fast.model, 96)
+    assert not can_capture(fast.model, 100)
+
+
+def test_a_full_batch_that_is_no_power_of_two_is_captured() -> None:
+    fast, plain = runners(torch.bfloat16, max_batch=12)
+    step = decodes((*LENGTHS, 1, 2, 3, 4, 5))
     got, expected = fast.forward(step).float(), plain.forward(step).float()
     assert float((got - expected).norm() / expected.norm()) < 2e-2

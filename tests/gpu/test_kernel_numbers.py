@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from backend.llama.attention import PagedAttention, Span
 from backend.llama.kernels.attention import attend, store_qkv
-from backend.llama.kernels.chunks import ChunkAttention
+from backend.llama.kernels.chunks import ChunkAttention, attend_chunks
 from backend.llama.kernels.norms import add_norm
 from backend.llama.kernels.products import Tiling, gate_up, gated_product, product, tiling_for
 from backend.llama.model import rotate
@@ -112,6 +112,24 @@ def test_chunks_attend_as_on_the_reference_path(
         attention = ChunkAttention(pool, spans) if path == "kernel" else PagedAttention(pool, spans, gather_pages=4)
         answers.append(attention(0, queries, keys, values))
     assert relative_error(answers[0], answers[1]) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("page_tokens", [16, 48, 96])
+def test_pages_of_an_odd_size_are_not_read_beyond_their_end(
+    page_tokens: int, device: torch.device, dtype: torch.dtype
+) -> None:
+    memory = torch.randn(8, 2, page_tokens, 1, 64, device=device, dtype=dtype)
+    keys, values = memory[:, 0], memory[:, 1]
+    pages, length = [5, 2, 7], 3 * page_tokens - 5
+    queries = torch.randn(length, 2, 64, device=device, dtype=dtype)
+    table = torch.tensor([pages], device=device, dtype=torch.int32)
+    expected = _attended(queries[-1], keys, values, table[0], length)
+    positions = torch.tensor([length - 1], device=device, dtype=torch.int32)
+    got = attend(queries[-1:], keys, values, table, positions, splits=2).view(2, 64)
+    assert relative_error(got, expected) < tolerance(dtype)
+    blocks = torch.tensor([[length - 1, 1, length - 1, 0]], device=device, dtype=torch.int32)
+    got = attend_chunks(queries, keys, values, table, blocks)[-1].view(2, 64)
+    assert relative_error(got, expected) < tolerance(dtype)
 
 
 def test_gate_and_up_are_multiplied(device: torch.device, dtype: torch.dtype) -> None:

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backend.llama.kernels.launch import begin, launch_options
+from backend.llama.kernels.launch import begin, key_block, launch_options
 
 _LOG2_E = 1.4426950408889634
 
@@ -90,7 +90,7 @@ def attend(
         ROWS=max(16, triton.next_power_of_2(group)),
         DIM=head_dim,
         PAGE=page_tokens,
-        BLOCK=min(64, page_tokens),
+        BLOCK=key_block(page_tokens),
         SPLITS=splits,
         **launch_options(queries.device, warps=4),
     )

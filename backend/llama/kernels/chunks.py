@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from backend.llama.attention import Span
-from backend.llama.kernels.launch import begin, launch_options
+from backend.llama.kernels.launch import begin, key_block, launch_options
 from backend.llama.pages import PagePool
 from estimator.llama import pages_for
 
@@ -68,7 +68,7 @@ def attend_chunks(
         ROWS=_ROWS,
         DIM=head_dim,
         PAGE=page_tokens,
-        BLOCK=min(64, page_tokens),
+        BLOCK=key_block(page_tokens),
         **launch_options(queries.device, warps=8),
     )
     return out

@@ -6,6 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
+MIN_KEYS = 16
+"""Keys of a tile: what the tensor cores take at least."""
+_MAX_KEYS = 64
+
+
+def key_block(page_tokens: int) -> int:
+    """Keys that are read at once: a power of two that divides a page, so that none lie beyond its end."""
+    return min(_MAX_KEYS, page_tokens & -page_tokens)
+
 
 def launch_options(device: torch.device, warps: int, stages: int = 3) -> dict[str, Any]:
     """Options of a launch. Every kernel waits for the one in front before it reads, so overlapping is safe."""
