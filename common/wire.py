@@ -230,3 +230,5 @@ class EngineStatus(_Wire):
     """Counters since boot: requests, tokens, tiles, cancels, failures."""
     card_bytes: int | None = None
     """Size of the card, or of the slice of host memory; None when it is unknown."""
+    last_oom_s: float | None = None
+    """Unix time when this model last ran out of memory, a restart ago or now; None when it is not known to have."""

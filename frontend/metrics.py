@@ -111,6 +111,8 @@ class Metrics:
         self._readings_known.labels(model).set(known)
         self._fragmentation.labels(model).set(status.fragmentation_ratio)
         self._standing.labels(model).set(sum(status.standing.values()))
+        if status.last_oom_s is not None:
+            self._last_oom.labels(model).set(status.last_oom_s)
         self._observe_breaker(model, status.breaker is Breaker.OPEN)
 
     def engine_lost(self, model: str) -> None:
@@ -173,6 +175,7 @@ class Metrics:
         self._readings_known = self._gauge("readings_known", "1 while the card's readings can be trusted", "model")
         self._breaker_open = self._gauge("breaker_open", "1 while the engine's breaker refuses work", "model")
         self._breaker_seconds = self._counter("breaker_open_seconds", "Time with an open breaker", "model")
+        self._last_oom = self._gauge("last_oom_timestamp_seconds", "Unix time when memory last ran out", "model")
         self._open_since_s: dict[str, float] = {}
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

@@ -40,6 +40,7 @@ FAMILIES = {
     "breaker_open_seconds",
     "readings_known",
     "journal_dropped_entries",
+    "last_oom_timestamp_seconds",
 }
 
 
@@ -98,6 +99,15 @@ def test_no_client_can_add_a_series() -> None:
     for number in range(10_000):
         feed(noise(number))
     assert values(metrics).keys() == before
+
+
+def test_an_oom_before_the_frontend_came_is_told_and_none_is_no_series() -> None:
+    metrics = Metrics()
+    metrics.observe_engine(status("unet"))
+    metrics.observe_engine(status("llama", last_oom_s=1234.5))
+    told = values(metrics)
+    assert told[("vramgate_last_oom_timestamp_seconds", "llama")] == 1234.5
+    assert ("vramgate_last_oom_timestamp_seconds", "unet") not in told
 
 
 @pytest.mark.parametrize(
