@@ -1,10 +1,13 @@
 """Control messages: what the frontend asks of a running engine."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from backend.engine import Engine
-from common.errors import InvalidRequest
+from backend.snapshot import Trigger
+from common.errors import InternalFault, InvalidRequest
+from common.report import Reason
 from common.wire import (
     Breaker,
     CancelOutcome,
@@ -14,6 +17,7 @@ from common.wire import (
     LlamaLimits,
     Op,
     ReclaimReply,
+    SnapshotReply,
     UnetLimits,
 )
 
@@ -36,17 +40,32 @@ class Overseer(Protocol):
         """Of the allocator's free bytes."""
 
 
+class Recorder(Protocol):
+    """Where snapshots are written."""
+
+    last_oom_s: float | None
+    """Unix time."""
+
+    def take(self, trigger: Trigger) -> Path | None:
+        """The newest snapshot's folder; None where none could be written."""
+
+
+Reply = CancelReply | EngineStatus | ReclaimReply | SnapshotReply
+
+
 class Desk:
     """Answers control messages about `engine`."""
 
-    def __init__(self, engine: Engine[Any, Any], overseer: Overseer, boot_id: str) -> None:
+    def __init__(self, engine: Engine[Any, Any], overseer: Overseer, recorder: Recorder, boot_id: str) -> None:
         self._engine = engine
         self._overseer = overseer
+        self._recorder = recorder
         self._boot_id = boot_id
-        self._answers: dict[Op, Callable[[Control], CancelReply | EngineStatus | ReclaimReply]] = {
+        self._answers: dict[Op, Callable[[Control], Reply]] = {
             Op.STATUS: lambda _: self.status(),
             Op.CANCEL: self._cancel,
             Op.RECLAIM: lambda _: ReclaimReply(self._engine.reclaim()),
+            Op.SNAPSHOT: lambda _: self._snapshot(),
         }
 
     def answer(self, message: str | bytes) -> str:
@@ -86,6 +105,7 @@ class Desk:
             unet=limits if isinstance(limits, UnetLimits) else None,
             totals=footprint.totals,
             card_bytes=self._overseer.card_bytes,
+            last_oom_s=self._recorder.last_oom_s,
         )
 
     def _cancel(self, control: Control) -> CancelReply:
@@ -93,3 +113,9 @@ class Desk:
             raise InvalidRequest("control: cancel needs the lease's id", param="lease")
         outcome: CancelOutcome = self._engine.cancel(control.lease)
         return CancelReply(outcome)
+
+    def _snapshot(self) -> SnapshotReply:
+        path = self._recorder.take(Trigger(Reason.DEMAND))
+        if path is None:
+            raise InternalFault("no snapshot could be written; the engine's log says why")
+        return SnapshotReply(str(path))

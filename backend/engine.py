@@ -3,7 +3,7 @@
 An engine owns one thread that does all device work. Every method here is thread-safe and returns at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -13,6 +13,14 @@ from common.wire import ActiveLease, CancelOutcome, LlamaLimits, Statement, Unet
 Request_contra = TypeVar("Request_contra", contravariant=True)
 Result_contra = TypeVar("Result_contra", contravariant=True)
 Result_co = TypeVar("Result_co", covariant=True)
+
+
+Failed = Callable[[str, Exception], None]
+"""Hears that some work failed: what it was, and how. Called while that work still holds its memory; must not raise."""
+
+
+def unheard(work: str, error: Exception) -> None:
+    """What an engine tells its failures until someone listens."""
 
 
 class Outlet(Protocol[Result_contra]):
@@ -58,6 +66,9 @@ class Footprint:
 
 class Engine(Protocol[Request_contra, Result_co]):
     """One model, loaded and warm."""
+
+    on_failure: Failed
+    """Called from the engine's thread, without its lock."""
 
     @property
     def model(self) -> str:

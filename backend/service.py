@@ -1,20 +1,24 @@
 """Puts one model's process together: settings, engine, watchdog, control desk, gauges, the way to Triton."""
 
 import logging
+import os
 import time
 import uuid
 from typing import Any
 
-from backend import allocator
+from backend import allocator, evidence
 from backend.control import Desk
 from backend.device import announce, open_card, pick
 from backend.engine import Engine
+from backend.evidence import Witness
 from backend.gauges import Gauges
 from backend.logs import forward_to
+from backend.snapshot import Snapshots
 from backend.triton_io import Adapter, Host
 from backend.watchdog import Look, Watchdog
 from common import settings as settings_module
-from common.readings import Readings
+from common.readings import Readings, resident_bytes
+from common.report import folder_of
 from common.settings import Settings, parse_margin
 
 log = logging.getLogger(__name__)
@@ -45,7 +49,9 @@ def start(model: str, pb_utils: Any) -> Service:
     started_s = time.monotonic()
     adapter = _load(model, settings)
     watchdog = _watch(adapter.engine, settings)
-    desk = Desk(adapter.engine, watchdog, boot_id=uuid.uuid4().hex)
+    boot_id = uuid.uuid4().hex
+    snapshots = keep_evidence(adapter.engine, watchdog, settings, boot_id)
+    desk = Desk(adapter.engine, watchdog, snapshots, boot_id)
     gauges = Gauges(pb_utils, model)
     watchdog.on_poll = lambda: gauges.show(desk.status())
     watchdog.poll()
@@ -76,6 +82,24 @@ def _watch(engine: Engine[Any, Any], settings: Settings) -> Watchdog:
 
     def look() -> Look:
         allocation = allocator.read(device)
-        return Look(allocation.free_segments_bytes, allocation.fragmentation_ratio)
+        own_bytes = allocation.reserved_bytes if device.type == "cuda" else resident_bytes(os.getpid())
+        return Look(allocation.free_segments_bytes, allocation.fragmentation_ratio, own_bytes)
 
     return Watchdog(readings, margin_bytes, look, engine.reclaim, settings.watchdog.poll_s)
+
+
+def keep_evidence(engine: Engine[Any, Any], watchdog: Watchdog, settings: Settings, boot_id: str) -> Snapshots:
+    """From here on a snapshot is written when memory runs out or the breaker opens."""
+    device, folder = pick(settings), folder_of(settings)
+    is_cuda = device.type == "cuda"
+    snapshots = Snapshots(
+        folder,
+        Witness(engine, watchdog, device, boot_id).report,
+        evidence.dump_history if is_cuda else None,
+        evidence.recall(folder, engine.model),
+    )
+    engine.on_failure = snapshots.on_failure
+    watchdog.on_trip = snapshots.on_trip
+    if is_cuda:
+        evidence.observe(snapshots)
+    return snapshots

@@ -7,16 +7,22 @@ open, free segments are given back and the card is read again: what only lay in 
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.readings import Readings, State
+from common.readings import Reading, Readings, State
+from common.report import Moment
 from common.wire import Breaker
 
 log = logging.getLogger(__name__)
 
 RECLAIM_POLLS = 5
 """An open breaker tries again after so many polls; each try may hold up what still runs."""
+REMEMBERED_S = 60.0
+MOMENTS = 400
+"""Looks kept of that time at the most, however often the card is read."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,8 @@ class Look:
 
     free_segments_bytes: int
     fragmentation_ratio: float
+    own_bytes: int = 0
+    """Held of the card by this process."""
 
 
 class Watchdog:
@@ -37,12 +45,15 @@ class Watchdog:
         look: Callable[[], Look],
         reclaim: Callable[[], int],
         poll_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.margin_bytes = margin_bytes
         self._readings = readings
-        self._margin_bytes = margin_bytes
         self._look = look
         self._reclaim = reclaim
         self._poll_s = poll_s
+        self._clock = clock
+        self._moments: deque[Moment] = deque(maxlen=MOMENTS)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._open_polls = 0
@@ -50,6 +61,8 @@ class Watchdog:
         self.last_look = Look(0, 0.0)
         self.on_poll: Callable[[], None] = lambda: None
         """Called after every poll of the thread."""
+        self.on_trip: Callable[[str], None] = lambda why: None
+        """Called once the breaker is open, with the reason; must not wait."""
 
     @property
     def headroom_bytes(self) -> int | None:
@@ -75,13 +88,27 @@ class Watchdog:
         """How far the headroom can be trusted."""
         return self._readings.state
 
+    @property
+    def reading(self) -> Reading | None:
+        """The newest good reading of the card."""
+        return self._readings.latest
+
+    def moments(self) -> tuple[Moment, ...]:
+        """What was seen in the last minute, oldest first."""
+        since_s = self._clock() - REMEMBERED_S
+        return tuple(moment for moment in self._moments.copy() if moment.at_s >= since_s)
+
     def poll(self) -> None:
         """One look at the card and the allocator, and what follows from it."""
         self._measure()
-        if self.breaker == Breaker.CLOSED:
+        was_closed = self.breaker == Breaker.CLOSED
+        if was_closed:
             self._guard()
         else:
             self._recover()
+        self._remember()
+        if was_closed and self.breaker == Breaker.OPEN:
+            self.on_trip(f"headroom {self.headroom_bytes} bytes, below a third of the margin {self.margin_bytes}")
 
     def start(self) -> None:
         """Polls from a thread until ``close``."""
@@ -94,10 +121,10 @@ class Watchdog:
             self._thread.join(timeout=5)
 
     def _guard(self) -> None:
-        short_bytes = self._margin_bytes / 3
+        short_bytes = self.margin_bytes / 3
         if not self._is_short(short_bytes):
             return
-        log.warning("headroom %s below a third of the margin %d: reclaiming", self.headroom_bytes, self._margin_bytes)
+        log.warning("headroom %s below a third of the margin %d: reclaiming", self.headroom_bytes, self.margin_bytes)
         self._reclaim()
         self._measure()
         if self._is_short(short_bytes):
@@ -105,7 +132,7 @@ class Watchdog:
             log.warning("breaker open: headroom %s bytes", self.headroom_bytes)
 
     def _recover(self) -> None:
-        short_bytes = 2 * self._margin_bytes / 3
+        short_bytes = 2 * self.margin_bytes / 3
         self._open_polls += 1
         if self._is_short(short_bytes) and self._open_polls % RECLAIM_POLLS == 0:
             self._reclaim()
@@ -117,6 +144,20 @@ class Watchdog:
     def _measure(self) -> None:
         self._readings.poll()
         self.last_look = self._look()
+
+    def _remember(self) -> None:
+        now_s, headroom_bytes, reading = self._clock(), self.headroom_bytes, self.reading
+        if self._moments and now_s - self._moments[-1].at_s < REMEMBERED_S / MOMENTS:
+            return
+        moment = Moment(
+            at_s=now_s,
+            headroom_bytes=headroom_bytes,
+            used_bytes=reading.used_bytes if reading is not None and headroom_bytes is not None else None,
+            own_bytes=self.last_look.own_bytes,
+            fragmentation_ratio=self.last_look.fragmentation_ratio,
+            breaker=self.breaker,
+        )
+        self._moments.append(moment)
 
     def _is_short(self, threshold_bytes: float) -> bool:
         """An unknown headroom is not short: the ledger alone decides then."""

@@ -16,7 +16,7 @@ import torch
 
 from backend import allocator
 from backend.device import label, pick
-from backend.engine import Footprint, Health, Outlet
+from backend.engine import Failed, Footprint, Health, Outlet, unheard
 from backend.llama.books import Books
 from backend.llama.job import Answer, Job
 from backend.llama.load import open_runner
@@ -81,6 +81,7 @@ class LlamaEngine:
             pages=pool.pages,
             tokenizer_dir=tokenizer_dir,
         )
+        self.on_failure: Failed = unheard
         self._runner = runner
         self._stall_s = settings.stall_s
         self._clock = clock
@@ -211,6 +212,7 @@ class LlamaEngine:
             results = self._attempt(step, draws)
         except Exception as error:
             log.warning("a step of %d sequences failed: %s", len(step), type(error).__name__, exc_info=len(step) == 1)
+            self.on_failure(f"a step of {len(step)} sequences, {sum(s.count for s in step)} tokens", error)
             results = [errors.InternalFault("the model failed on this request")] * len(step)
         # Not in the except: its traceback holds the step's tensors.
         self._progress_s = self._clock()

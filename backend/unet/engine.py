@@ -18,7 +18,7 @@ from torch import Tensor
 
 from backend import allocator
 from backend.device import label, pick
-from backend.engine import Footprint, Health, Outlet
+from backend.engine import Failed, Footprint, Health, Outlet, unheard
 from backend.unet.books import Books
 from backend.unet.canvas import StripPool
 from backend.unet.decoders import Decoded, Decoders
@@ -66,6 +66,7 @@ class UnetEngine:
         self._pool_key = (
             f"unet/{dtype}/width{network.width}/{network.classes}/tile{runner.tile_pixels}/batch{runner.tile_batch}"
         )
+        self.on_failure: Failed = unheard
         self._runner = runner
         self._stall_s = settings.stall_s
         self._clock = clock
@@ -190,8 +191,9 @@ class UnetEngine:
                 return
             try:
                 job.start(self.limits.classes, self._clock())
-            except Exception:
+            except Exception as error:
                 log.exception("a request of %d x %d pixels could not be started", job.request.width, job.request.height)
+                self.on_failure(f"the start of {job.request.width} x {job.request.height} pixels", error)
                 self._end(job, errors.InternalFault("there was no room for the answer"))
 
     def _compute(self, picks: Picks) -> None:
@@ -217,6 +219,7 @@ class UnetEngine:
             logits = self._runner.run(len(picks))
         except Exception as error:
             log.warning("a batch of %d tiles failed: %s", len(picks), type(error).__name__, exc_info=True)
+            self.on_failure(f"a batch of {len(picks)} tiles", error)
         else:
             self._failed_passes = 0
             return logits

@@ -2,13 +2,15 @@ import queue
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from backend.control import Desk
-from backend.engine import Footprint, Health, Outlet
+from backend.engine import Failed, Footprint, Health, Outlet, unheard
+from backend.snapshot import Trigger
 from backend.triton_io import Arrays, Host, strings
 from common.errors import InvalidRequest, NotNow
 from common.wire import ActiveLease, Breaker, CancelOutcome, EngineStatus, Lease, Statement, UnetLimits
@@ -93,6 +95,7 @@ class EchoEngine:
     model, device, limits = "unet", "cpu", LIMITS
 
     def __init__(self) -> None:
+        self.on_failure: Failed = unheard
         self.refusal: Exception | None = None
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.outlets: list[Outlet[str]] = []
@@ -159,6 +162,15 @@ class Overseer:
     card_bytes: int | None = 10
 
 
+@dataclass
+class Recorder:
+    path: Path | None = Path("/state/snapshots/one")
+    last_oom_s: float | None = 7.5
+
+    def take(self, trigger: Trigger) -> Path | None:
+        return self.path
+
+
 @pytest.fixture
 def engine() -> EchoEngine:
     return EchoEngine()
@@ -170,8 +182,13 @@ def overseer() -> Overseer:
 
 
 @pytest.fixture
-def host(engine: EchoEngine, overseer: Overseer) -> Iterator[Host[str, str]]:
-    made: Host[str, str] = Host(PB, EchoAdapter(engine), Desk(engine, overseer, "boot"))
+def recorder() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def host(engine: EchoEngine, overseer: Overseer, recorder: Recorder) -> Iterator[Host[str, str]]:
+    made: Host[str, str] = Host(PB, EchoAdapter(engine), Desk(engine, overseer, recorder, "boot"))
     yield made
     made.close()
 
@@ -257,6 +274,7 @@ def test_status_tells_standing_leases_and_limits(host: Host[str, str]) -> None:
     assert final
     assert (status.boot_id, status.ready, status.unet, status.headroom_bytes) == ("boot", True, LIMITS, 5)
     assert status.leases == (ActiveLease("l1", 2),)
+    assert status.last_oom_s == 7.5
 
 
 def test_cancel_and_reclaim_reach_the_engine(host: Host[str, str], engine: EchoEngine) -> None:
@@ -265,6 +283,15 @@ def test_cancel_and_reclaim_reach_the_engine(host: Host[str, str], engine: EchoE
     assert engine.cancelled.get(timeout=WAIT_S) == "l1"
     response, _ = accept(host, control=strings('{"op":"reclaim"}')).next()
     assert response.text("control") == '{"reclaimed_bytes":77}'
+
+
+def test_a_snapshot_on_demand_says_where_it_lies(host: Host[str, str], recorder: Recorder) -> None:
+    response, _ = accept(host, control=strings('{"op":"snapshot"}')).next()
+    assert response.text("control") == '{"path":"/state/snapshots/one"}'
+    recorder.path = None
+    response, final = accept(host, control=strings('{"op":"snapshot"}')).next()
+    assert final
+    assert str(response.error).startswith("[INTERNAL] no snapshot could be written")
 
 
 def test_an_open_breaker_refuses_work_but_answers_control(host: Host[str, str], overseer: Overseer) -> None:

@@ -1,7 +1,7 @@
 import threading
 from collections.abc import Callable
 
-from backend.watchdog import RECLAIM_POLLS, Look, Watchdog
+from backend.watchdog import MOMENTS, RECLAIM_POLLS, REMEMBERED_S, Look, Watchdog
 from common.readings import Reading, Readings
 from common.wire import Breaker
 
@@ -20,7 +20,7 @@ class Bench:
         self.heap_bytes = 0
         """Freed, still resident, and in no figure of the allocator."""
         readings = Readings(self, lambda: self.now_s, poll_s=0.2, stale_polls=5)
-        self.watchdog = Watchdog(readings, MARGIN_BYTES, self.look, self.reclaim, poll_s=0.2)
+        self.watchdog = Watchdog(readings, MARGIN_BYTES, self.look, self.reclaim, poll_s=0.2, clock=lambda: self.now_s)
 
     def read(self) -> Reading | None:
         if self.free_bytes is None:
@@ -94,3 +94,42 @@ def test_the_thread_polls_and_a_failing_poll_does_not_end_it() -> None:
     watchdog.start()
     assert polled.wait(5.0)
     watchdog.close()
+
+
+def test_the_last_minute_is_remembered_and_no_more() -> None:
+    bench = Bench()
+    for free_bytes in range(1000):
+        bench.breaker_at(free_bytes)
+    moments = bench.watchdog.moments()
+    assert moments[-1].headroom_bytes == 999
+    assert moments[-1].used_bytes == 1
+    assert bench.now_s - moments[0].at_s <= REMEMBERED_S
+    assert 299 <= len(moments) <= 301
+
+
+def test_a_card_that_is_read_very_often_is_remembered_for_a_minute_all_the_same() -> None:
+    bench = Bench()
+    for _ in range(40_000):
+        bench.now_s += 0.002
+        bench.watchdog.poll()
+    moments = bench.watchdog.moments()
+    assert len(moments) <= MOMENTS
+    assert moments[-1].at_s - moments[0].at_s > REMEMBERED_S - 2
+
+
+def test_what_was_unknown_is_remembered_as_unknown() -> None:
+    bench = Bench()
+    for _ in range(7):
+        bench.breaker_at(None)
+    assert (bench.watchdog.moments()[-1].headroom_bytes, bench.watchdog.moments()[-1].used_bytes) == (None, None)
+
+
+def test_an_opening_breaker_tells_its_reason_once() -> None:
+    bench, told = Bench(), list[str]()
+    bench.watchdog.on_trip = told.append
+    for free_bytes in (500, 29, 20, 59, 20):
+        bench.breaker_at(free_bytes)
+    assert told == ["headroom 29 bytes, below a third of the margin 90"]
+    bench.breaker_at(61)
+    bench.breaker_at(5)
+    assert len(told) == 2

@@ -1,0 +1,114 @@
+"""What a snapshot tells of an engine, and what makes torch remember and call when memory runs out."""
+
+import logging
+import os
+import platform
+import sys
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from backend import allocator
+from backend.engine import Engine
+from backend.snapshot import Snapshots, Trigger
+from backend.watchdog import Watchdog
+from common import report
+from common.report import Memory, Reason, Report
+
+log = logging.getLogger(__name__)
+
+HISTORY = 20_000
+"""Allocations that torch remembers; writing so many takes less than a second."""
+LEASES = 256
+ID_CHARS = 64
+SUMMARY_CHARS = 16_384
+
+
+class Witness:
+    """Gathers the report of one engine. Only sizes, ids and names are asked for."""
+
+    def __init__(self, engine: Engine[object, object], watchdog: Watchdog, device: torch.device, boot_id: str) -> None:
+        self._engine = engine
+        self._watchdog = watchdog
+        self._device = device
+        self._boot_id = boot_id
+
+    def report(self, trigger: Trigger, at_s: float) -> Report:
+        """What is known now; `at_s` is the unix time of the trigger."""
+        footprint, watchdog, allocation = self._engine.footprint(), self._watchdog, allocator.read(self._device)
+        largest = sorted(footprint.leases, key=lambda lease: lease.held_bytes, reverse=True)[:LEASES]
+        return Report(
+            at_s=at_s,
+            reason=trigger.reason,
+            model=self._engine.model,
+            pid=os.getpid(),
+            boot_id=self._boot_id,
+            device=self._engine.device,
+            step=trigger.step,
+            where=trigger.where,
+            asked_bytes=trigger.asked_bytes,
+            limit_bytes=trigger.limit_bytes,
+            device_free_bytes=trigger.device_free_bytes,
+            reading=watchdog.reading,
+            readings_state=watchdog.readings_state,
+            margin_bytes=watchdog.margin_bytes,
+            headroom_bytes=watchdog.headroom_bytes,
+            memory=Memory(
+                allocated_bytes=allocation.allocated_bytes,
+                reserved_bytes=allocation.reserved_bytes,
+                peak_allocated_bytes=allocation.peak_allocated_bytes,
+                cached_bytes=allocation.cached_bytes,
+                largest_free_block_bytes=allocation.largest_free_block_bytes,
+                free_segments_bytes=allocation.free_segments_bytes,
+            ),
+            statistics=allocator.statistics(self._device),
+            summary=allocator.summary(self._device)[:SUMMARY_CHARS],
+            standing=dict(footprint.standing),
+            account=footprint.account,
+            capacity_bytes=footprint.capacity_bytes,
+            used_bytes=footprint.used_bytes,
+            unleased_bytes=footprint.unleased_bytes,
+            leases=tuple(replace(lease, id=lease.id[:ID_CHARS]) for lease in largest),
+            leases_active=len(footprint.leases),
+            pool_keys=footprint.pool_keys,
+            totals=dict(footprint.totals),
+            looks=watchdog.moments(),
+            versions=versions(),
+        )
+
+
+def versions() -> dict[str, str]:
+    """What this process is made of."""
+    told = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+    try:
+        told["vramgate"] = version("vramgate")
+    except PackageNotFoundError:
+        told["vramgate"] = "not installed"
+    return told | {"system": platform.platform()}
+
+
+def dump_history(file: Path) -> None:
+    """Writes the allocator's history to `file`, for torch's viewer."""
+    torch.cuda.memory._dump_snapshot(str(file))  # type: ignore[no-untyped-call]
+
+
+def observe(snapshots: Snapshots) -> None:
+    """From now on torch remembers allocations, and every one it must refuse is reported before anything unwinds."""
+    torch.cuda.memory._record_memory_history(max_entries=HISTORY, context="alloc", stacks="python")
+    torch._C._cuda_attach_out_of_memory_observer(snapshots.on_refusal)  # type: ignore[attr-defined]
+
+
+def recall(folder: Path, model: str) -> float | None:
+    """Tells operators of the newest snapshot of `model`; returns the unix time when its memory last ran out."""
+    reports = []
+    for name, told in report.readable(folder):
+        if isinstance(told, Report):
+            reports += [(name, told)] if told.model == model else []
+        else:
+            log.warning("snapshot skipped: %s", told)
+    if reports:
+        name, newest = reports[0]
+        log.warning("the newest snapshot of %s is %s: %s; see `vramgate snapshots show`", model, name, newest.step)
+    return next((told.at_s for _, told in reports if told.reason is Reason.OOM), None)
