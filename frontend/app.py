@@ -25,7 +25,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
             app.state.services = opened
             yield
 
-    app = FastAPI(title="vramgate", lifespan=lifespan, redirect_slashes=False)
+    app = FastAPI(title="vramgate", lifespan=lifespan, redirect_slashes=False, openapi_url=None)
     if services is not None:
         app.state.services = services
     # the last added is the outermost

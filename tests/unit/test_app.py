@@ -110,6 +110,8 @@ def test_errors_have_one_form() -> None:
         "/probe/refuse/never": (413, {"code": "never_fits", "capacity_bytes": 5}, {"x-should-retry": "false"}),
         "/probe/refuse/value": (400, {"code": "invalid_value", "param": "n"}, {"x-should-retry": "false"}),
         "/nowhere": (404, {"code": "not_found"}, {}),
+        "/docs": (404, {"code": "not_found"}, {}),
+        "/openapi.json": (404, {"code": "not_found"}, {}),
         "/probe/number?value=x": (400, {"code": "invalid_value", "param": "value"}, {}),
         "/probe/number": (400, {"code": "invalid_value", "param": "value"}, {}),
         "/probe/read": (405, {"code": "method_not_allowed"}, {"Allow": "POST"}),
