@@ -7,7 +7,6 @@ Needs ``tokenizer.json``; reads ``tokenizer_config.json``, ``generation_config.j
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +30,8 @@ class Tokenizer:
         self._core = core
         self.eos_ids = frozenset(eos_ids)
         """Ids that end an answer."""
+        self.longest_token_chars = max(map(len, core.get_vocab(with_added_tokens=True)), default=1)
+        """Characters of the longest entry: a text of n tokens is no longer than n times this."""
         self._chat = chat
 
     @classmethod
@@ -52,11 +53,6 @@ class Tokenizer:
     def vocab_tokens(self) -> int:
         """Entries of the vocabulary, added ones included."""
         return self._core.get_vocab_size(with_added_tokens=True)
-
-    @cached_property
-    def longest_token_chars(self) -> int:
-        """Characters of the longest entry: a text of n tokens is no longer than n times this."""
-        return max(map(len, self._core.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Ids of `text`; with `special` the tokenizer adds what a prompt starts with (a rendered chat has it).
