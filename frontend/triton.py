@@ -20,8 +20,8 @@ from common.errors import InternalFault, InvalidRequest, NotReady, RequestError,
 from common.wire import CancelOutcome, CancelReply, Control, EngineStatus, Op
 from frontend import tensors
 from frontend.sse import EventReader, parse_object
+from frontend.tritonserver import ADMIN_HEADER
 
-ADMIN_HEADER = "x-vramgate-admin"
 CONNECT_S = 2.0
 CONTROL_S = 3.0
 """An engine answers a control message within a step; longer means that it hangs."""

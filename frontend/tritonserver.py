@@ -19,6 +19,7 @@ from common.settings import Settings, Triton
 from frontend import interpreter
 
 ADMIN_HEADER = "x-vramgate-admin"
+"""Carries the key that opens the management APIs."""
 LOOPBACK = "127.0.0.1"
 DEFAULT_REPOSITORY = Triton().model_repository
 SHARED_MEMORY = Path("/dev/shm")

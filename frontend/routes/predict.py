@@ -1,7 +1,7 @@
-"""``POST /predict``: the small route of an earlier contract, with its field names and its statuses.
+"""``POST /predict``: the compatibility route, with field names and statuses of its own.
 
 A refusal for lack of bytes is 429, a deadline that has passed is 408 (504 on every other route), a failure is 500.
-What that contract does not know keeps the status it has elsewhere: 400, 413 never fits, 503 not ready.
+Everything else has the status it has elsewhere: 400, 413 never fits, 503 not ready.
 """
 
 from collections.abc import Iterator
