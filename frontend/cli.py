@@ -34,6 +34,7 @@ console = Console()
 REFRESH_S = 0.5
 
 Port = Annotated[int | None, typer.Option(help="Port of the frontend.", min=1, max=65535)]
+TritonPort = Annotated[int | None, typer.Option(help="Port of the model server, on loopback.", min=1, max=65535)]
 Config = Annotated[Path | None, typer.Option(help="Settings file; ./vramgate.toml where it exists.", metavar="FILE")]
 Url = Annotated[str | None, typer.Option(help="Address of the running service.", metavar="URL")]
 
@@ -42,9 +43,9 @@ Url = Annotated[str | None, typer.Option(help="Address of the running service.",
 def up(
     port: Port = None,
     triton_url: Annotated[str | None, typer.Option(help="Use this running Triton.", metavar="URL")] = None,
-    triton_http_port: Port = None,
-    triton_grpc_port: Port = None,
-    triton_metrics_port: Port = None,
+    triton_http_port: TritonPort = None,
+    triton_grpc_port: TritonPort = None,
+    triton_metrics_port: TritonPort = None,
     config: Config = None,
 ) -> None:
     """Start everything; Ctrl-C stops it."""

@@ -172,18 +172,23 @@ def ports(settings: Settings) -> Iterator[Finding]:
             ("--triton-grpc-port", tritonserver.LOOPBACK, triton.grpc_port),
             ("--triton-metrics-port", tritonserver.LOOPBACK, triton.metrics_port),
         ]
+    given: dict[int, str] = {}
+    spoken_for = {port for _, _, port in listeners}
     for flag, host, port in listeners:
-        yield _port(flag, host, port)
+        yield _port(flag, host, port, given.setdefault(port, flag), spoken_for)
 
 
-def _port(flag: str, host: str, port: int) -> Finding:
+def _port(flag: str, host: str, port: int, owner: str, spoken_for: set[int]) -> Finding:
+    """`owner` is the first flag with this port; a port that is advised is added to `spoken_for`."""
     error = _bind(host, port)
-    if error is None:
+    if error is None and owner == flag:
         return Finding(f"port {port}", Level.OK, f"free on {host}")
-    if error.errno == errno.EADDRINUSE:
-        free = next((p for p in range(port + 1, min(port + 100, 65536)) if _bind(host, p) is None), None)
-        advice = f"stop what listens there, or choose another: {flag} {free or 'PORT'}"
-        return Finding(f"port {port}", Level.BAD, f"taken on {host}", advice)
+    if error is None or error.errno == errno.EADDRINUSE:
+        later = (p for p in range(port + 1, min(port + 100, 65536)) if p not in spoken_for and _bind(host, p) is None)
+        free = next(later, None)
+        spoken_for.update({free} if free else ())
+        says, first = (f"taken on {host}", "stop what listens there, or ") if error else (f"already {owner}", "")
+        return Finding(f"port {port}", Level.BAD, says, f"{first}choose another: {flag} {free or 'PORT'}")
     return Finding(f"port {port}", Level.BAD, f"cannot listen on {host}: {error.strerror}", f"see {flag}, server.host")
 
 

@@ -74,6 +74,28 @@ def test_a_taken_port_comes_with_a_free_one_and_its_flag(tmp_path: Path) -> None
     assert port < int(free) < port + 100
 
 
+def test_two_taken_ports_are_not_advised_to_become_the_same(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        wanted = Triton(http_port=port, grpc_port=port, metrics_port=port)
+        advice = [finding.advice for finding in doctor.ports(settings(tmp_path, triton=wanted))][1:]
+    free = [int(words.rpartition(" ")[2]) for words in advice]
+    assert len({port, *free}) == 4
+
+
+def test_one_port_for_two_listeners_is_said_before_the_models_load(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    first, second, *_ = doctor.ports(settings(tmp_path, server=Server(port=port), triton=Triton(http_port=port)))
+    assert first.level is Level.OK
+    assert second.level is Level.BAD
+    assert "--port" in second.says
+    assert "--triton-http-port" in second.advice
+
+
 def test_an_address_that_is_not_this_machines_is_no_taken_port(tmp_path: Path) -> None:
     finding = next(iter(doctor.ports(settings(tmp_path, server=Server(host="192.0.2.1", port=8080)))))
     assert finding.level is Level.BAD
