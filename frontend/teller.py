@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,15 +123,19 @@ class Teller:
     @asynccontextmanager
     async def segmenting(self, job: ImageJob, timeout_s: float) -> AsyncIterator[ImageResult]:
         """The same, with the lease held for the time of the block: what is made of the mask is paid for until then."""
-        price = self.price_image(job)
-        expected_s = self.expected_s("unet", job.height * job.width)
-        canvas_bytes = price.by_account().get(UNET_CANVAS, 0)
-        async with self.hold("unet", price, timeout_s, expected_s, canvas_bytes=canvas_bytes) as held:
+        async with self.hold_image(job, timeout_s) as held:
             lease = np.array([held.wire.to_json().encode()], dtype=np.object_)
             outputs = ["mask", "statement"] + ["probabilities"] * job.probabilities
             arrays = await self._triton.infer("unet", job.inputs() | {"lease": lease}, outputs)
             held.statement = read_statement(arrays["statement"].flat[0])
-            yield ImageResult(arrays["mask"], arrays.get("probabilities"), held.statement, price)
+            yield ImageResult(arrays["mask"], arrays.get("probabilities"), held.statement, held.lease.price)
+
+    def hold_image(self, job: ImageJob, timeout_s: float) -> AbstractAsyncContextManager[Held]:
+        """A lease for an image, for callers that send the work themselves; see :meth:`hold`. Raises NotReady."""
+        price = self.price_image(job)
+        expected_s = self.expected_s("unet", job.height * job.width)
+        canvas_bytes = price.by_account().get(UNET_CANVAS, 0)
+        return self.hold("unet", price, timeout_s, expected_s, canvas_bytes=canvas_bytes)
 
     @asynccontextmanager
     async def hold(

@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Match
 
 from common.errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, NotReady, RequestError
-from common.wire import UNET_CANVAS
 from frontend import v2, v2_image, v2_text
 from frontend.disconnect import EventStream, unless_disconnected
 from frontend.engines import MODELS
@@ -159,10 +158,7 @@ async def management(request: Request) -> Response:
 async def _segment(parts: Services, message: v2.InferRequest, timeout_s: float) -> v2.WireBody:
     """The segmentation model's answer as it gave it, but for the statement."""
     job = await asyncio.to_thread(v2_image.read_job, message, parts.engines.unet_limits())
-    price = parts.teller.price_image(job)
-    expected_s = parts.teller.expected_s("unet", job.height * job.width)
-    canvas_bytes = price.by_account().get(UNET_CANVAS, 0)
-    async with parts.teller.hold("unet", price, timeout_s, expected_s, canvas_bytes=canvas_bytes) as held:
+    async with parts.teller.hold_image(job, timeout_s) as held:
         sent = await asyncio.to_thread(v2_image.add_lease, message, held.wire.to_json())
         reply = await parts.triton.forward("POST", "/v2/models/unet/infer", sent.headers, sent.body)
         if reply.status != 200:

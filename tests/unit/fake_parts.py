@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from common.errors import NotReady, RequestError
 from common.settings import Settings
-from common.wire import Lease, LlamaLimits, Statement, UnetLimits
+from common.wire import UNET_CANVAS, Lease, LlamaLimits, Statement, UnetLimits
 from estimator import llama, unet
 from estimator.price import Price
 from frontend.app import create_app
@@ -111,7 +111,6 @@ class FakeTeller:
         self.mask: NDArray[np.uint8] | None = None
 
     def price_image(self, job: ImageJob) -> Price:
-        self.jobs.append(job)
         return unet.price_request(
             self._engines.unet_limits(), job.height, job.width, len(job.encoded or b""), job.probabilities
         )
@@ -119,17 +118,14 @@ class FakeTeller:
     def price_text(self, job: TextJob) -> Price:
         return llama.price_request(self._engines.llama_limits(), len(job.prompt_ids), job.max_tokens, job.n)
 
-    def expected_s(self, model: str, units: float) -> float:
-        return 1.0
-
     @asynccontextmanager
-    async def hold(
-        self, model: str, price: Price, timeout_s: float, expected_s: float | None = None, **limits: int
-    ) -> AsyncIterator[Held]:
+    async def hold_image(self, job: ImageJob, timeout_s: float) -> AsyncIterator[Held]:
+        self.jobs.append(job)
+        lines = self.price_image(job).by_account()
         if self.refusal is not None:
             raise self.refusal
         self.timeouts_s.append(timeout_s)
-        lease = Lease(f"lease-{len(self.held) + 1}", price.by_account(), timeout_s, **limits)
+        lease = Lease(f"lease-{len(self.held) + 1}", lines, timeout_s, canvas_bytes=lines.get(UNET_CANVAS, 0))
         held = Held(cast(Any, None), lease)
         self.held.append(held)
         try:
@@ -141,12 +137,11 @@ class FakeTeller:
 
     @asynccontextmanager
     async def segmenting(self, job: ImageJob, timeout_s: float) -> AsyncIterator[ImageResult]:
-        price = self.price_image(job)
-        async with self.hold("unet", price, timeout_s) as held:
+        async with self.hold_image(job, timeout_s) as held:
             held.statement = STATEMENT
             mask = mask_of(job.height, job.width) if self.mask is None else self.mask
             mask.flags.writeable = False
-            yield ImageResult(mask, None, STATEMENT, price)
+            yield ImageResult(mask, None, STATEMENT, self.price_image(job))
 
     async def generate(self, job: TextJob, timeout_s: float) -> FakeRun:
         if self.refusal is not None:
