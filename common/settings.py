@@ -61,6 +61,11 @@ class Triton(Section):
     admin_key: str | None = None
     """Value of the ``x-vramgate-admin`` header that opens a restricted server's management API."""
 
+    @property
+    def address(self) -> str:
+        """Base address of the server: the one that already runs, or the embedded one on loopback."""
+        return self.url or f"http://127.0.0.1:{self.http_port}"
+
 
 class Card(Section):
     """The card whose bytes are the bank's money."""

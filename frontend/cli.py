@@ -1,5 +1,6 @@
 """``vramgate``: start the service, ask what a request costs, look at the ledger, find what is wrong."""
 
+import asyncio
 import os
 import sys
 import time
@@ -14,12 +15,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
-from common import image_header
+from common import image_header, report
 from common import settings as settings_module
 from common.errors import VramgateError
 from common.settings import CONFIG_ENV, DEFAULT_FILE, Settings, to_environ
 from frontend import doctor as checks
-from frontend import tables
+from frontend import report_tables, tables
 from frontend.service_client import ServiceClient, local_url
 from frontend.steps import Steps
 
@@ -29,6 +30,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+snapshots = typer.Typer(help="Look at what was written when memory ran out, or write it now.", no_args_is_help=True)
+app.add_typer(snapshots, name="snapshots")
 console = Console()
 
 REFRESH_S = 0.5
@@ -116,6 +119,53 @@ def doctor(port: Port = None, config: Config = None) -> None:
         console.print(text, highlight=False, soft_wrap=True)
     if bad:
         raise typer.Exit(1)
+
+
+@snapshots.command("list")
+def list_snapshots(config: Config = None) -> None:
+    """Print every snapshot, the newest first."""
+    console.print(report_tables.listing(report.readable(report.folder_of(_load(config, None)))))
+
+
+@snapshots.command("show")
+def show_snapshot(
+    name: Annotated[str | None, typer.Argument(help="As `list` prints it; the newest that can be read.")] = None,
+    config: Config = None,
+) -> None:
+    """Print who held what, the minute before, and the probable cause."""
+    folder = report.folder_of(_load(config, None))
+    if name is not None and name not in report.names(folder):
+        raise VramgateError(f"there is no snapshot {name!r} in {folder}")
+    readable = (found for found, told in report.readable(folder) if isinstance(told, report.Report))
+    chosen = name or next(readable, None)
+    if chosen is None:
+        raise VramgateError(f"there is no snapshot in {folder}")
+    console.print(report_tables.snapshot(folder / chosen, report.read(folder / chosen)), highlight=False)
+
+
+@snapshots.command("take")
+def take_snapshot(
+    model: Annotated[list[str] | None, typer.Option(help="Of this engine; of all.", metavar="MODEL")] = None,
+    triton_http_port: TritonPort = None,
+    config: Config = None,
+) -> None:
+    """Have the running engines write a snapshot each; talks to the model server directly."""
+    from frontend.engines import MODELS
+    from frontend.triton import Triton
+
+    environ = _environ(config) | _flags({("triton", "http_port"): triton_http_port})
+    triton = settings_module.load(environ).triton
+
+    async def take() -> None:
+        client = Triton(triton.address)
+        await client.start()
+        try:
+            for one in model or MODELS:
+                console.print(await client.snapshot(one), highlight=False, soft_wrap=True, markup=False)
+        finally:
+            await client.close()
+
+    asyncio.run(take())
 
 
 @app.command()

@@ -71,8 +71,7 @@ class ModelServer:
 
     async def settle(self) -> None:
         """Waits for the server and loads what is not loaded; raises VramgateError."""
-        triton = self._settings.triton
-        url = triton.url or f"http://{tritonserver.LOOPBACK}:{triton.http_port}"
+        url = self._settings.triton.address
         client = Triton(url, self._admin_key)
         await client.start()
         try:

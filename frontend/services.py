@@ -107,7 +107,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     ledger.set_capacity(CARD, 0)
     admission = Admission(ledger, settings.admission, clock)
     metrics = Metrics()
-    triton = Triton(settings.triton.url or f"http://127.0.0.1:{settings.triton.http_port}", settings.triton.admin_key)
+    triton = Triton(settings.triton.address, settings.triton.admin_key)
     engines = Engines(triton, ledger, admission, factors={LLAMA_PAGES: settings.llama.oversubscribe})
     journal = Journal(settings.state.dir.expanduser() / JOURNAL_FILE, settings.state.journal_rows)
     teller = Teller(engines, admission, ledger, triton, journal, metrics, settings, clock)

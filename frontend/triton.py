@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from yarl import URL
 
 from common.errors import InternalFault, InvalidRequest, NotReady, RequestError, UpstreamBroken, from_text
-from common.wire import CancelOutcome, CancelReply, Control, EngineStatus, Op
+from common.wire import CancelOutcome, CancelReply, Control, EngineStatus, Op, SnapshotReply
 from frontend import tensors
 from frontend.sse import EventReader, parse_object
 from frontend.tritonserver import ADMIN_HEADER
@@ -97,6 +97,10 @@ class Triton:
     async def cancel(self, model: str, lease_id: str) -> CancelOutcome:
         """Asks the engine to stop the work of a lease."""
         return strictly(CancelReply.from_json, await self.control(model, Control(Op.CANCEL, lease_id))).outcome
+
+    async def snapshot(self, model: str) -> str:
+        """Has the engine write a snapshot; returns its path on the engine's machine."""
+        return strictly(SnapshotReply.from_json, await self.control(model, Control(Op.SNAPSHOT))).path
 
     async def generate_stream(self, model: str, inputs: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The events of one request, the last of them with a ``statement``.

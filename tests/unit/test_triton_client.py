@@ -242,3 +242,14 @@ def test_load_shows_the_admin_key_and_raises_what_went_wrong() -> None:
         assert keys == ["secret", "secret"]
 
     run(test)
+
+
+def test_a_snapshot_is_where_the_engine_says() -> None:
+    async def test() -> None:
+        async with client(("POST", GENERATE, answering({"control": '{"path": "/state/one"}'}))) as triton:
+            assert await triton.snapshot("llama") == "/state/one"
+        async with client(("POST", GENERATE, answering({"control": '{"outcome": "unknown"}'}))) as triton:
+            with pytest.raises(UpstreamBroken):
+                await triton.snapshot("llama")
+
+    run(test)
