@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ SUMMARY_CHARS = 16_384
 class Witness:
     """Gathers the report of one engine. Only sizes, ids and names are asked for."""
 
-    def __init__(self, engine: Engine[object, object], watchdog: Watchdog, device: torch.device, boot_id: str) -> None:
+    def __init__(self, engine: Engine[Any, Any], watchdog: Watchdog, device: torch.device, boot_id: str) -> None:
         self._engine = engine
         self._watchdog = watchdog
         self._device = device
