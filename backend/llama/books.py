@@ -1,21 +1,19 @@
 """What the engine has in hand: requests, their sequences, cancelled ids, counters. No thread, no lock, no tensors."""
 
 import uuid
-from collections import Counter, OrderedDict
+from collections import Counter
 
 from backend.engine import Outlet
 from backend.llama.job import Answer, Job
 from backend.llama.pages import PageMap
 from backend.llama.request import Chunk, Generation
 from backend.llama.scheduler import Scheduler, Sequence, Slice
+from backend.tombstones import Tombstones
 from common import errors
 from common.settings import Llama
 from common.tokenizer import Tokenizer
 from common.wire import ActiveLease, CancelOutcome, LlamaLimits
 from estimator.llama import pages_for
-
-MAX_TOMBSTONES = 4096
-"""Cancelled ids that are remembered, in case their work is still on its way; the oldest go first."""
 
 
 class Books:
@@ -27,7 +25,7 @@ class Books:
         self._tokenizer = tokenizer
         self._scheduler = self._new_scheduler()
         self._answers: dict[Sequence, Answer] = {}
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._tombstones = Tombstones()
         self._dirty: list[int] = []
         self.jobs: dict[str, Job] = {}
         """Work id -> job."""
@@ -52,9 +50,7 @@ class Books:
         if job := self.jobs.get(work_id):
             job.cancelling = True
             return CancelOutcome.CANCELLED
-        self._tombstones[work_id] = None
-        while len(self._tombstones) > MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)
+        self._tombstones.add(work_id)
         return CancelOutcome.UNKNOWN
 
     def unwanted(self, now_s: float) -> list[tuple[Job, errors.RequestError]]:
@@ -137,8 +133,7 @@ class Books:
         self._scheduler.check()
 
     def _check_admissible(self, work_id: str, request: Generation) -> None:
-        if work_id in self._tombstones:
-            raise errors.Cancelled("this lease was cancelled before its request came")
+        self._tombstones.refuse(work_id)
         if work_id in self.jobs:
             raise errors.InvalidRequest("lease: this id is in use by another request", param="lease")
         pages = pages_for(len(request.prompt_ids) + request.max_tokens, self._limits.page_tokens)

@@ -1,18 +1,16 @@
 """What the engine has in hand: requests in line, requests in rotation, cancelled ids, counters. No thread, no lock."""
 
 import uuid
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 
 from backend.engine import Outlet
+from backend.tombstones import Tombstones
 from backend.unet.canvas import StripPool
 from backend.unet.job import Job
 from backend.unet.request import Mask, Segmentation
 from common import errors
 from common.wire import ActiveLease, CancelOutcome, UnetLimits
 from estimator.unet import grid
-
-MAX_TOMBSTONES = 4096
-"""Cancelled ids that are remembered, in case their work is still on its way; the oldest go first."""
 
 
 class Books:
@@ -30,7 +28,7 @@ class Books:
         self._max_waiting = max_waiting
         self._line: deque[Job] = deque()
         self._rotation: deque[Job] = deque()
-        self._tombstones: OrderedDict[str, None] = OrderedDict()
+        self._tombstones = Tombstones()
         self.jobs: dict[str, Job] = {}
         """Work id -> job, from the moment it is accepted until it has ended."""
         self.totals: Counter[str] = Counter()
@@ -56,9 +54,7 @@ class Books:
             if job.forgo_image():
                 self.ready(job)
             return CancelOutcome.CANCELLED
-        self._tombstones[work_id] = None
-        while len(self._tombstones) > MAX_TOMBSTONES:
-            self._tombstones.popitem(last=False)
+        self._tombstones.add(work_id)
         return CancelOutcome.UNKNOWN
 
     def ready(self, job: Job) -> None:
@@ -138,8 +134,7 @@ class Books:
         )
 
     def _check_admissible(self, work_id: str, canvas_bytes: int) -> None:
-        if work_id in self._tombstones:
-            raise errors.Cancelled("this lease was cancelled before its request came")
+        self._tombstones.refuse(work_id)
         if work_id in self.jobs:
             raise errors.InvalidRequest("lease: this id is in use by another request", param="lease")
         if canvas_bytes > self._limits.canvas_bytes:
