@@ -7,6 +7,7 @@ the caller's deadline, everything else has a limit of its own, and a cancelled c
 
 import asyncio
 import io
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ CONTROL_S = 3.0
 LOAD_S = 600.0
 LARGE_BYTES = 2**18
 """From this size on tensors are packed and unpacked in a thread."""
+_DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
+"""What Triton says, with a status that varies, for a model whose process has died."""
 
 Answer = TypeVar("Answer")
 
@@ -183,7 +186,7 @@ def _error_of(answer: Mapping[str, Any], status: int) -> RequestError:
     """The engine's own error; else by Triton's status, which is good for what it refused before the engine saw it."""
     text = str(answer.get("error", f"HTTP status {status}"))
     error = from_text(text)
-    if type(error) is UpstreamBroken and status == 503:
+    if type(error) is UpstreamBroken and (status == 503 or _DEAD_PROCESS.search(text)):
         return NotReady(f"the model server is not ready: {text}", retry_after_s=1.0)
     return error
 

@@ -209,6 +209,18 @@ def test_a_server_that_refuses_before_the_engine_is_not_ready() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("status", [200, 400, 500])
+def test_a_model_whose_process_has_died_is_not_ready(status: int) -> None:
+    async def test() -> None:
+        answer = answering({"error": "Stub process 'llama_0_0' is not healthy."}, status)
+        async with client(("POST", STREAM, answer)) as triton:
+            with pytest.raises(NotReady, match="not healthy") as caught:
+                await collect(triton)
+        assert caught.value.retry_after_s == 1.0
+
+    run(test)
+
+
 def test_forward_changes_nothing_either_way() -> None:
     seen: list[tuple[str, str, bytes, str]] = []
 
