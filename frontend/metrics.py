@@ -116,11 +116,12 @@ class Metrics:
         self._observe_breaker(model, status.breaker is Breaker.OPEN)
 
     def engine_lost(self, model: str) -> None:
-        """An engine does not answer: it is not ready, and nothing is known of the card through it."""
+        """An engine does not answer: it is not ready, has no breaker, and tells nothing of the card."""
         model = _one_of(model, MODELS)
         self._ready.labels(model).set(0)
         self._used_ratio.labels(model).set(float("nan"))
         self._readings_known.labels(model).set(0)
+        self._observe_breaker(model, is_open=False)
 
     def observe_line(self, waiting: int) -> None:
         """How many requests wait for bytes."""

@@ -190,6 +190,19 @@ def test_the_time_with_an_open_breaker_adds_up() -> None:
     assert seen["vramgate_breaker_open", "llama"] == 1
 
 
+def test_the_breaker_of_an_engine_that_is_gone_does_not_stay_open() -> None:
+    clock = Clock()
+    metrics = Metrics(clock)
+    metrics.observe_engine(status("llama", breaker=Breaker.OPEN))
+    clock.now_s = 2
+    metrics.engine_lost("llama")
+    clock.now_s = 100
+    metrics.engine_lost("llama")
+    seen = values(metrics)
+    assert seen["vramgate_breaker_open_seconds_total", "llama"] == 2
+    assert seen["vramgate_breaker_open", "llama"] == 0
+
+
 @pytest.mark.parametrize(("headroom_bytes", "card_bytes"), [(None, 1000), (250, None), (250, 0)])
 def test_an_unknown_reading_is_not_a_number(headroom_bytes: int | None, card_bytes: int | None) -> None:
     metrics = Metrics()
