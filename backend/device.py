@@ -49,6 +49,13 @@ def open_card(settings: Settings, device: torch.device) -> Card:
     return HostCard(host_total_bytes(settings.card), lambda: _engine_pids(folder))
 
 
+def total_bytes_of(device: torch.device, settings: Settings) -> int:
+    """The card's size as torch knows it; for a card that does not answer when it is read."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return host_total_bytes(settings.card)
+
+
 def announce(settings: Settings, model: str) -> None:
     """Writes this process's id where the other engines' host cards look for it."""
     folder = settings.state.dir.expanduser() / "engines"

@@ -8,7 +8,7 @@ from typing import Any
 
 from backend import allocator, evidence
 from backend.control import Desk
-from backend.device import announce, open_card, pick
+from backend.device import announce, open_card, pick, total_bytes_of
 from backend.engine import Engine
 from backend.evidence import Witness
 from backend.gauges import Gauges
@@ -78,7 +78,8 @@ def _watch(engine: Engine[Any, Any], settings: Settings) -> Watchdog:
     card = open_card(settings, device)
     readings = Readings(card, time.monotonic, settings.watchdog.poll_s, settings.watchdog.stale_polls)
     first = readings.poll()
-    margin_bytes = parse_margin(settings.card.margin, first.total_bytes if first else 0)
+    total_bytes = first.total_bytes if first else total_bytes_of(device, settings)
+    margin_bytes = parse_margin(settings.card.margin, total_bytes)
 
     def look() -> Look:
         allocation = allocator.read(device)
