@@ -111,5 +111,6 @@ def recall(folder: Path, model: str) -> float | None:
             log.warning("snapshot skipped: %s", told)
     if reports:
         name, newest = reports[0]
-        log.warning("the newest snapshot of %s is %s: %s; see `vramgate snapshots show`", model, name, newest.step)
+        what = newest.step or newest.reason
+        log.warning("the newest snapshot of %s is %s (%s); see `vramgate snapshots show %s`", model, name, what, name)
     return next((told.at_s for _, told in reports if told.reason is Reason.OOM), None)

@@ -149,10 +149,15 @@ class Snapshots:
             raise
 
     def _tidy(self) -> None:
-        """Removes what is too many of a reason, and what a dead process left unfinished."""
+        """Removes what is too many of a reason, and what a dead process left unfinished.
+
+        The one just written stays, also where a clock that was set back makes it the oldest.
+        """
         try:
             for reason in Reason:
-                for name in report.names(self._folder, reason)[KEPT:]:
+                found = report.names(self._folder, reason)
+                found.sort(key=lambda name: self._newest is None or name != self._newest.name)
+                for name in found[KEPT:]:
                     shutil.rmtree(self._folder / name, ignore_errors=True)
             for left in self._folder.glob(f"{UNFINISHED}*"):
                 if self._now() - left.lstat().st_mtime > STALE_S:

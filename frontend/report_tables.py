@@ -93,7 +93,7 @@ def _minute(told: Report) -> RenderableType:
     seconds = told.looks[-1].at_s - told.looks[0].at_s
     bars = sparkline([look.headroom_bytes for look in told.looks])
     words = f"{size(min(known))} to {size(max(known))}, margin {size(told.margin_bytes)}"
-    return Text(f"headroom, last {seconds:.0f} s: {bars} {words}")
+    return Text(f"headroom, last {seconds:.0f} s: {words}\n{bars}")
 
 
 def _size(bytes_: int | None) -> str:

@@ -26,10 +26,16 @@ class Room:
     def __init__(self, folder: Path, dump: Callable[[Path], None] | None = None) -> None:
         self.folder = folder
         self.now_s = 1_000_000.0
+        self.wall_s = 0.0
+        """How far the wall clock is ahead of the other."""
         self.gathered = 0
         self.gather: Callable[[Trigger, float], Report] = self.report_of
         self.snapshots = Snapshots(
-            folder, lambda trigger, at_s: self.gather(trigger, at_s), dump, None, lambda: self.now_s, lambda: self.now_s
+            folder,
+            lambda trigger, at_s: self.gather(trigger, at_s),
+            dump,
+            clock=lambda: self.now_s,
+            now=lambda: self.now_s + self.wall_s,
         )
 
     def report_of(self, trigger: Trigger, at_s: float) -> Report:
@@ -71,6 +77,16 @@ def test_the_newest_of_each_reason_stay(room: Room) -> None:
     demand = [room.later() for _ in range(KEPT + 2)]
     stay = [path.name for path in (*oom, *demand[-KEPT:]) if path]
     assert report.names(room.folder) == stay[::-1]
+
+
+def test_a_clock_that_was_set_back_does_not_cost_the_new_snapshot(room: Room) -> None:
+    for _ in range(KEPT):
+        room.later()
+    room.wall_s -= 86_400
+    path = room.later()
+    assert path is not None
+    assert report.read(path).at_s < room.now_s
+    assert len(report.names(room.folder)) == KEPT
 
 
 def test_within_a_second_the_last_snapshot_is_the_answer(room: Room) -> None:

@@ -37,8 +37,7 @@ def test_a_snapshot_says_who_held_what_and_why(tmp_path: Path) -> None:
         "33.0 MiB",
         "lease lease-0 (cancelling)",
         "and 2 more leases",
-        "headroom, last 59 s: █",
-        "1.0 MiB to 60.0 MiB, margin 90.0 MiB",
+        "headroom, last 59 s: 1.0 MiB to 60.0 MiB, margin 90.0 MiB\n█",
         "probable cause: ",
         PICKLE,
     ):
