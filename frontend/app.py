@@ -29,7 +29,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     if services is not None:
         app.state.services = services
     # the last added is the outermost
-    app.add_middleware(BodyLimit, max_bytes=settings.server.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.server.max_body_bytes, pause_s=settings.server.request_timeout_s)
     app.add_middleware(Backstop, max_requests=settings.server.max_connections)
     app.add_middleware(Envelope)
     refusals.install(app)
