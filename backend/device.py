@@ -38,19 +38,22 @@ def label(device: torch.device) -> str:
     return f"cuda:{uuid_of(device)}" if device.type == "cuda" else "cpu"
 
 
-def open_card(settings: Settings, device: torch.device) -> Card:
-    """The card behind `device`; on the CPU a slice of host memory shared with the other engines' processes."""
+def open_card(settings: Settings, device: torch.device, beside_bytes: int = 0) -> Card:
+    """The card behind `device`; on the CPU a slice of host memory shared with the other engines' processes.
+
+    `beside_bytes` are lent to the engines beside the card: their resident sets hold them too, so the slice has them.
+    """
     if device.type == "cuda":
         import pynvml
 
         pynvml.nvmlInit()
         return NvmlCard(pynvml, uuid_of(device))
     folder = settings.state.dir.expanduser() / "engines"
-    return HostCard(host_total_bytes(settings.card), lambda: _engine_pids(folder))
+    return HostCard(host_total_bytes(settings.card) + beside_bytes, lambda: _engine_pids(folder))
 
 
 def total_bytes_of(device: torch.device, settings: Settings) -> int:
-    """The card's size as torch knows it; for a card that does not answer when it is read."""
+    """The card's size as torch and the settings know it, whether or not the card answers."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return host_total_bytes(settings.card)

@@ -75,11 +75,10 @@ def _load(model: str, settings: Settings) -> Adapter[Any, Any]:
 
 def _watch(engine: Engine[Any, Any], settings: Settings) -> Watchdog:
     device = pick(settings)
-    card = open_card(settings, device)
+    card = open_card(settings, device, beside_bytes=int(settings.admission.host))
     readings = Readings(card, time.monotonic, settings.watchdog.poll_s, settings.watchdog.stale_polls)
-    first = readings.poll()
-    total_bytes = first.total_bytes if first else total_bytes_of(device, settings)
-    margin_bytes = parse_margin(settings.card.margin, total_bytes)
+    readings.poll()
+    margin_bytes = parse_margin(settings.card.margin, total_bytes_of(device, settings))
 
     def look() -> Look:
         allocation = allocator.read(device)

@@ -49,6 +49,8 @@ def main() -> int:
         print(f"vramgate: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=settings.log.level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    # What it says of its start stands in the launcher's own lines.
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     app = create_app(settings)
     Server(configure(settings, app), app).run()
     return 0
