@@ -46,6 +46,23 @@ def test_a_quote_is_what_the_request_then_holds(service: Running) -> None:
     service.wait_for(lambda: service.held_bytes() == 0, 10)
 
 
+@pytest.mark.parametrize(
+    "prompt", ["31415926535897932384" * 60, "東京は日本の首都です。" * 60, "🦙🧬" * 150, "QmFzZTY0IGlzIGRlbnNl" * 50]
+)
+def test_the_price_is_of_real_tokens_not_of_characters(service: Running, prompt: str) -> None:
+    body = {"model": "llama", "prompt": prompt, "max_tokens": 1}
+    quoted_bytes = post(service, "/v1/quote", body).json()["lines"][0]["bytes"]
+    told = post(service, "/v1/completions", body).json()
+    page_bytes = service.get("/v1/ledger")["engines"][0]["standing"]["padding"]
+    pages = -(-(told["usage"]["prompt_tokens"] + 1) // 256)
+    assert quoted_bytes == told["vram"]["held_bytes"] == pages * page_bytes
+
+
+def test_a_request_without_a_limit_is_charged_the_documented_default(service: Running) -> None:
+    unlimited = {key: value for key, value in TEXT.items() if key != "max_tokens"}
+    assert post(service, "/v1/quote", unlimited).json() == post(service, "/v1/quote", TEXT | {"max_tokens": 128}).json()
+
+
 def test_a_quote_of_what_never_fits_says_so_and_runs_nothing(service: Running) -> None:
     told = post(service, "/v1/quote", {"model": "llama", "prompt_tokens": 4000, "max_tokens": 4000, "n": 8}).json()
     assert told["verdict"] == "never"
