@@ -81,10 +81,13 @@ class Books:
     def next_to_start(self) -> Job | None:
         """The first job in line that can start, moved into the rotation.
 
-        One that needs no canvas passes those that wait for theirs; among these the order of arrival holds.
+        One that needs no canvas passes those that wait for theirs; among these the order of arrival holds. One without
+        an image stays for :meth:`unwanted`: it may have failed since that was asked.
         """
         blocked: set[int] = set()
         for job in self._line:
+            if job.image is None:
+                continue
             if job.grid.strips and (id(job.pool) in blocked or job.grid.strips > job.pool.free):
                 blocked.add(id(job.pool))
                 continue

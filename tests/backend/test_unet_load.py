@@ -14,7 +14,7 @@ from backend.unet.canvas import StripPool
 from backend.unet.job import HOST_CANVAS
 from backend.unet.load import open_network, open_runner, weights_file
 from backend.unet.network import UNet
-from common.errors import SettingsError
+from common.errors import InvalidRequest, SettingsError
 from common.settings import Settings
 from tests.backend.unet_kit import TILE, Recorder, lease, limits, noise, request
 
@@ -109,6 +109,7 @@ def test_a_lease_without_money_for_a_device_canvas_gets_one_on_the_host() -> Non
     device_pool, host_pool = StripPool(limits(), CPU), StripPool(limits(), CPU)
     books = Books(limits(), device_pool, host_pool, max_waiting=8)
     job = books.open(request(noise(40, 40), lease(canvas_bytes=0)), Recorder(), now_s=0.0)
+    job.image = job.request.image
     books.ready(job)
     assert books.next_to_start() is job
     job.start(classes=1, now_s=1.0)
@@ -121,3 +122,16 @@ def test_a_lease_without_money_for_a_device_canvas_gets_one_on_the_host() -> Non
     assert (statement.rung, statement.held_bytes) == (HOST_CANVAS, 0)
     books.end(job, None)
     assert host_pool.used_bytes == 0
+
+
+def test_an_image_that_fails_between_two_looks_at_the_line_is_not_started() -> None:
+    pool = StripPool(limits(), CPU)
+    books = Books(limits(), pool, pool, max_waiting=8)
+    broken, sound = (books.open(request(noise(20, 20)), Recorder(), now_s=0.0) for _ in range(2))
+    assert books.unwanted(now_s=0.0) == []
+    broken.failure, sound.image = InvalidRequest("the image is broken"), sound.request.image
+    books.ready(broken)
+    books.ready(sound)
+    assert books.next_to_start() is sound
+    assert books.next_to_start() is None
+    assert books.unwanted(now_s=0.0) == [(broken, broken.failure)]
