@@ -12,7 +12,7 @@ from frontend import faults
 from frontend.abandoned import Abandoned
 from frontend.admission import Admission
 from frontend.ledger import Ledger
-from frontend.triton import Triton
+from frontend.triton import Triton, is_dead, is_silence
 
 LOG = logging.getLogger(__name__)
 
@@ -26,6 +26,16 @@ RETRY_S = 1.0
 """What a client is told to wait for an engine that is not ready."""
 
 
+@dataclass(frozen=True)
+class Outage:
+    """Why an engine does not answer."""
+
+    dead: bool
+    """Whether the model server says that its process has died."""
+    silent_s: float
+    """For how long nothing at all came back; 0 where an error did."""
+
+
 @dataclass
 class _Watch:
     """One engine as last seen."""
@@ -34,6 +44,11 @@ class _Watch:
     status: EngineStatus | None = None
     misses: int = 0
     trouble: str = "it has not answered yet"
+    remedy: str = ""
+    """What is being done about it, in place of the trouble."""
+    dead: bool = False
+    silent_since_s: float | None = None
+    """When the first of the questions was asked to which nothing at all came back; on the loop's clock."""
     orphans: frozenset[str] = frozenset()
     """Leases it holds for a frontend that was here before this one."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,6 +57,11 @@ class _Watch:
     def lost(self) -> bool:
         """Whether what was last seen says nothing about now."""
         return self.status is None or self.misses >= MISSES
+
+    @property
+    def reason(self) -> str:
+        """Why it is lost."""
+        return self.remedy or self.trouble
 
 
 class Engines:
@@ -91,7 +111,7 @@ class Engines:
         """What the engine last said; raises NotReady where it has not answered (for several polls)."""
         watch = self._watches[model]
         if watch.status is None or watch.lost:
-            raise NotReady(f"{model} is not ready: {watch.trouble}", retry_after_s=RETRY_S)
+            raise NotReady(f"{model} is not ready: {watch.reason}", retry_after_s=RETRY_S)
         return watch.status
 
     def require(self, model: str) -> EngineStatus:
@@ -120,12 +140,31 @@ class Engines:
         reasons = {"server": self._stopped} if self._stopped else {}
         for watch in self._watches.values():
             if watch.status is None or watch.lost:
-                reasons[watch.model] = watch.trouble
+                reasons[watch.model] = watch.reason
             elif not watch.status.ready:
                 reasons[watch.model] = watch.status.reason or "it says so"
             elif watch.status.breaker is Breaker.OPEN:
                 reasons[watch.model] = "its breaker is open"
         return not reasons, reasons
+
+    def outage(self, model: str) -> Outage | None:
+        """What is known of an engine that has not answered for several polls; None while it does, and at a stop."""
+        watch = self._watches[model]
+        if self._stopped or (watch.misses < MISSES and watch.silent_since_s is None):
+            return None
+        since_s = watch.silent_since_s
+        silent_s = 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
+        return Outage(watch.dead and watch.misses >= MISSES, silent_s)
+
+    def explain(self, model: str, remedy: str) -> None:
+        """Readiness gives `remedy` as the reason until the engine answers."""
+        self._watches[model].remedy = remedy
+
+    def renew(self, model: str) -> None:
+        """The engine has a new process: what was seen of the old one's end no longer counts, and it is asked now."""
+        watch = self._watches[model]
+        watch.dead, watch.silent_since_s = False, None
+        watch.wake.set()
 
     def abandon(self, lease_id: str) -> None:
         """Nobody waits for this lease's work any more: it is cancelled, and settled when it has ended. Never waits."""
@@ -154,13 +193,15 @@ class Engines:
             watch.wake.clear()
 
     async def _poll(self, watch: _Watch) -> None:
-        asked_in = self._abandoned.next_round()
+        asked_in, asked_s = self._abandoned.next_round(), asyncio.get_running_loop().time()
         try:
             status = await self._triton.status(watch.model)
             self._take(watch, status)
             self._abandoned.review(status, asked_in)
         except RequestError as error:
             self._miss(watch, error.message)
+            watch.dead = is_dead(error)
+            watch.silent_since_s = (watch.silent_since_s or asked_s) if is_silence(error) else None
         except Exception as error:  # whatever an engine answers, the others and the next answer must still be heard
             LOG.error("the status of %s cannot be used: %s", watch.model, faults.describe(error))
             self._miss(watch, f"its status cannot be used: {type(error).__name__}")
@@ -191,6 +232,7 @@ class Engines:
         if watch.lost:
             LOG.info("%s answers: device %s, boot %s", watch.model, status.device, status.boot_id)
         watch.status, watch.misses = status, 0
+        watch.remedy, watch.dead, watch.silent_since_s = "", False, None
 
     def _meet(self, watch: _Watch, status: EngineStatus) -> None:
         """A process that was not there before: what the last one held is gone, what it holds itself is not ours."""

@@ -123,6 +123,10 @@ class Metrics:
         self._readings_known.labels(model).set(0)
         self._observe_breaker(model, is_open=False)
 
+    def engine_restarted(self, model: str) -> None:
+        """A try to bring an engine's process back begins."""
+        self._restarts.labels(_one_of(model, MODELS)).inc()
+
     def observe_line(self, waiting: int) -> None:
         """How many requests wait for bytes."""
         self._waiting.set(waiting)
@@ -177,6 +181,7 @@ class Metrics:
         self._breaker_open = self._gauge("breaker_open", "1 while the engine's breaker refuses work", "model")
         self._breaker_seconds = self._counter("breaker_open_seconds", "Time with an open breaker", "model")
         self._last_oom = self._gauge("last_oom_timestamp_seconds", "Unix time when memory last ran out", "model")
+        self._restarts = self._counter("engine_restarts", "Tries to bring an engine's process back", "model")
         self._open_since_s: dict[str, float] = {}
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

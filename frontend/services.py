@@ -19,6 +19,7 @@ from common.wire import CARD, HOST, LLAMA_PAGES
 from frontend.admission import Admission
 from frontend.engines import Engines
 from frontend.journal import Journal
+from frontend.keeper import Keeper
 from frontend.ledger import Clock, Ledger
 from frontend.metrics import Metrics
 from frontend.teller import Teller
@@ -110,13 +111,16 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     triton = Triton(settings.triton.address, settings.triton.admin_key)
     engines = Engines(triton, ledger, admission, factors={LLAMA_PAGES: settings.llama.oversubscribe})
     journal = Journal(settings.state.dir.expanduser() / JOURNAL_FILE, settings.state.journal_rows)
+    keeper = Keeper(triton, engines, metrics, clock, may_manage=settings.triton.admin_key is not None)
     teller = Teller(engines, admission, ledger, triton, journal, metrics, settings, clock)
     tokenizers = Tokenizers(settings, engines)
     await triton.start()
     await engines.start()
+    await keeper.start()
     try:
         yield Services(settings, clock, ledger, admission, journal, metrics, triton, engines, teller, tokenizers)
     finally:
+        await keeper.close()
         await teller.close(DRAIN_S)
         await engines.close()
         await triton.close()

@@ -27,10 +27,14 @@ CONNECT_S = 2.0
 CONTROL_S = 3.0
 """An engine answers a control message within a step; longer means that it hangs."""
 LOAD_S = 600.0
+UNLOAD_S = 60.0
 LARGE_BYTES = 2**18
 """From this size on tensors are packed and unpacked in a thread."""
 _DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
 """What Triton says, with a status that varies, for a model whose process has died."""
+_REFUSED = re.compile(r"load / unload is not allowed|API is restricted")
+"""What Triton says where models cannot be loaded by anybody, or not by us."""
+_SILENCE = "the model server did not answer in time"
 
 Answer = TypeVar("Answer")
 
@@ -79,6 +83,10 @@ class Triton:
     async def load(self, model: str) -> None:
         """Loads the model; minutes. One that is loaded is left as it is, even where its process has died."""
         object_of(await self._bounded("POST", f"/v2/repository/models/{model}/load", {}, LOAD_S, self._admin))
+
+    async def unload(self, model: str) -> None:
+        """Unloads the model, whose process may have died; what is left of that process ends."""
+        object_of(await self._bounded("POST", f"/v2/repository/models/{model}/unload", {}, UNLOAD_S, self._admin))
 
     async def look_up(self, path: str) -> Reply:
         """What a GET of `path`, percent-encoded, says of the server or a model: at once, or UpstreamBroken."""
@@ -161,7 +169,7 @@ class Triton:
             async with self._session.request(method, url, allow_redirects=False, **options) as response:
                 yield response
         except TimeoutError:
-            raise UpstreamBroken("the model server did not answer in time") from None
+            raise UpstreamBroken(_SILENCE) from None
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken(f"the model server cannot be reached: {type(error).__name__}") from None
 
@@ -189,6 +197,21 @@ def _error_of(answer: Mapping[str, Any], status: int) -> RequestError:
     if type(error) is UpstreamBroken and (status == 503 or _DEAD_PROCESS.search(text)):
         return NotReady(f"the model server is not ready: {text}", retry_after_s=1.0)
     return error
+
+
+def is_dead(error: RequestError) -> bool:
+    """Whether the error says that the model's process has died."""
+    return _DEAD_PROCESS.search(error.message) is not None
+
+
+def is_silence(error: RequestError) -> bool:
+    """Whether nothing was answered at all, within the time there was."""
+    return error.message == _SILENCE
+
+
+def is_refusal(error: RequestError) -> bool:
+    """Whether the server does not let us load and unload, now or later."""
+    return _REFUSED.search(error.message) is not None
 
 
 def strictly(read: Callable[[str | bytes], Answer], text: str | bytes) -> Answer:

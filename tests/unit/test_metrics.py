@@ -35,6 +35,7 @@ FAMILIES = {
     "drift_bytes",
     "overrun_bytes",
     "engine_ready",
+    "engine_restarts",
     "engine_standing_bytes",
     "breaker_open",
     "breaker_open_seconds",

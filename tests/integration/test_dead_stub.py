@@ -1,0 +1,100 @@
+"""A model's process dies, or hangs, under a server that lives."""
+
+import json
+import os
+import shutil
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from frontend import tritonserver
+from tests.integration.running import Running, command_of, descendants
+
+Start = Callable[..., Running]
+
+
+def stubs_of(running: Running, model: str) -> list[int]:
+    """The processes that run `model`; the shells that started them are not among them."""
+    commands = {pid: command_of(pid) for pid in descendants(running.process.pid)}
+    return [pid for pid, command in commands.items() if tritonserver.STUB in command and f"/{model}/" in command]
+
+
+def stub_of(running: Running, model: str) -> int:
+    """The only process that runs `model`."""
+    (pid,) = stubs_of(running, model)
+    return pid
+
+
+def answers(running: Running, model: str) -> bool:
+    """Whether the model answers a client of the server itself."""
+    body = json.dumps({"control": '{"op": "status"}'}).encode()
+    request = urllib.request.Request(f"{running.triton_url}/v2/models/{model}/generate", body)
+    try:
+        with urllib.request.urlopen(request, timeout=5) as reply:
+            return "boot_id" in reply.read().decode()
+    except OSError:
+        return False
+
+
+def reason(running: Running, model: str) -> str:
+    """Why the model is not ready, as ``/readyz`` tells it; empty while it is."""
+    try:
+        return str(running.get("/readyz")["reasons"].get(model, ""))
+    except urllib.error.HTTPError as error:
+        return str(json.load(error)["reasons"].get(model, ""))
+
+
+def restarts(running: Running, model: str) -> float:
+    """Tries to bring the model back, as Prometheus is told."""
+    with urllib.request.urlopen(running.url + "/metrics", timeout=10) as reply:
+        lines = reply.read().decode().splitlines()
+    sample = f'vramgate_engine_restarts_total{{model="{model}"}} '
+    return sum(float(line.removeprefix(sample)) for line in lines if line.startswith(sample))
+
+
+def test_a_killed_process_comes_back_by_itself_and_the_other_model_answers_throughout(start: Start) -> None:
+    running = start().wait_up()
+    old = stub_of(running, "llama")
+    os.kill(old, signal.SIGKILL)
+    running.wait_for(lambda: not running.ready(), 30)
+    heard: list[bool] = []
+
+    def is_back() -> bool:
+        heard.append(answers(running, "unet"))
+        return running.ready()
+
+    running.wait_for(is_back, 60)
+    assert all(heard)
+    assert stub_of(running, "llama") != old
+    assert answers(running, "llama")
+    assert running.held_bytes() == 0
+    assert (restarts(running, "llama"), restarts(running, "unet")) == (1, 0)
+
+
+def test_a_model_that_cannot_be_loaded_is_tried_again(start: Start, toys: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "broken"
+    shutil.copytree(toys, repository)
+    running = start(triton__model_repository=str(repository)).wait_up()
+    code = repository / "llama" / "1" / "model.py"
+    code.rename(code.with_suffix(".away"))
+    os.kill(stub_of(running, "llama"), signal.SIGKILL)
+    running.wait_for(lambda: "restarting, try 2 in" in reason(running, "llama"), 30)
+    assert "its process is gone" in reason(running, "llama")
+    code.with_suffix(".away").rename(code)
+    running.wait_for(running.ready, 60)
+    assert restarts(running, "llama") >= 2
+
+
+def test_a_process_that_hangs_is_replaced_and_ends_when_it_wakes(start: Start) -> None:
+    running = start().wait_up()
+    old = stub_of(running, "unet")
+    os.kill(old, signal.SIGSTOP)
+    running.wait_for(lambda: not running.ready(), 30)
+    running.wait_for(running.ready, 90)
+    assert restarts(running, "unet") == 1
+    os.kill(old, signal.SIGCONT)
+    running.wait_for(lambda: old not in stubs_of(running, "unet"), 30)
+    assert stub_of(running, "unet") != old
+    assert running.ready()
