@@ -56,7 +56,7 @@ class _Watch:
     @property
     def lost(self) -> bool:
         """Whether what was last seen says nothing about now."""
-        return self.status is None or self.misses >= MISSES
+        return self.status is None or self.misses >= MISSES or bool(self.remedy)
 
     @property
     def reason(self) -> str:
@@ -157,7 +157,7 @@ class Engines:
         return Outage(watch.dead and watch.misses >= MISSES, silent_s)
 
     def explain(self, model: str, remedy: str) -> None:
-        """Readiness gives `remedy` as the reason until the engine answers."""
+        """Not ready, and `remedy` is the reason, until the engine answers; an empty one takes that back."""
         self._watches[model].remedy = remedy
 
     def renew(self, model: str) -> None:

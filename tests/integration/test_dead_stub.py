@@ -7,9 +7,11 @@ import signal
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from frontend import tritonserver
+from tests.integration.conftest import SMALL
 from tests.integration.running import Running, command_of, descendants
 
 Start = Callable[..., Running]
@@ -46,6 +48,17 @@ def reason(running: Running, model: str) -> str:
         return str(json.load(error)["reasons"].get(model, ""))
 
 
+def complete(running: Running, max_tokens: int) -> int:
+    """The HTTP status of a text request."""
+    body = json.dumps({"model": "llama", "prompt": "Once upon a time", "max_tokens": max_tokens}).encode()
+    request = urllib.request.Request(f"{running.url}/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 def restarts(running: Running, model: str) -> float:
     """Tries to bring the model back, as Prometheus is told."""
     with urllib.request.urlopen(running.url + "/metrics", timeout=10) as reply:
@@ -73,16 +86,30 @@ def test_a_killed_process_comes_back_by_itself_and_the_other_model_answers_throu
     assert (restarts(running, "llama"), restarts(running, "unet")) == (1, 0)
 
 
+def test_work_of_a_killed_process_fails_and_leaves_nothing_on_the_books(tmp_path: Path) -> None:
+    with Running(tmp_path / "state", SMALL) as running, ThreadPoolExecutor() as clients:
+        running.wait_up()
+        works = [clients.submit(complete, running, 1000) for _ in range(3)]
+        running.wait_for(lambda: running.held_bytes() > 0, 30)
+        os.kill(stub_of(running, "llama"), signal.SIGKILL)
+        assert {work.result(60) for work in works} <= {502, 503}
+        running.wait_for(running.ready, 120)
+        assert complete(running, 4) == 200
+        running.wait_for(lambda: running.held_bytes() == 0, 10)
+        assert restarts(running, "llama") == 1
+
+
 def test_a_model_that_cannot_be_loaded_is_tried_again(start: Start, toys: Path, tmp_path: Path) -> None:
     repository = tmp_path / "broken"
     shutil.copytree(toys, repository)
     running = start(triton__model_repository=str(repository)).wait_up()
     code = repository / "llama" / "1" / "model.py"
-    code.rename(code.with_suffix(".away"))
+    good = code.read_text()
+    code.write_text("raise RuntimeError('no luck')")
     os.kill(stub_of(running, "llama"), signal.SIGKILL)
     running.wait_for(lambda: "restarting, try 2 in" in reason(running, "llama"), 30)
     assert "its process is gone" in reason(running, "llama")
-    code.with_suffix(".away").rename(code)
+    code.write_text(good)
     running.wait_for(running.ready, 60)
     assert restarts(running, "llama") >= 2
 

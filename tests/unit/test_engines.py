@@ -51,6 +51,22 @@ def test_one_lost_poll_is_forgiven_but_not_several() -> None:
     run(test)
 
 
+def test_an_engine_that_is_being_restarted_takes_no_work_until_it_answers() -> None:
+    async def test() -> None:
+        async with bench() as room:
+            await until(lambda: room.engines.ready()[0])
+            room.triton.on_their_way.clear()
+            await room.polled(1)
+            room.engines.explain("llama", "restarting, try 1")
+            assert room.engines.ready() == (False, {"llama": "restarting, try 1"})
+            with pytest.raises(NotReady, match="restarting, try 1"):
+                room.engines.require("llama")
+            room.triton.on_their_way.set()
+            await until(lambda: room.engines.ready()[0])
+
+    run(test)
+
+
 def test_an_engine_that_hangs_does_not_hide_the_other() -> None:
     async def test() -> None:
         async with bench(llama=None, unet=UNET) as room:

@@ -50,6 +50,8 @@ class Server:
     async def repository(self, request: web.Request) -> web.Response:
         model, verb = request.match_info["model"], request.match_info["verb"]
         self.calls.append(f"{verb} {model}")
+        if request.headers.get("x-vramgate-admin") != "secret":
+            return web.json_response({"error": "This API is restricted"}, status=403)
         if self.refusal:
             return web.json_response({"error": self.refusal}, status=400)
         if verb == "unload":
@@ -121,6 +123,20 @@ def test_a_dead_process_is_unloaded_then_loaded_and_its_leases_are_void() -> Non
             assert kept.server.calls == ["unload llama", "load llama"]
             assert (kept.restarts, kept.ledger.held(PAGES)) == (1, 0)
             kept.ledger.check()
+
+    run(test)
+
+
+def test_a_process_that_dies_again_at_once_has_to_wait() -> None:
+    async def test() -> None:
+        async with room() as kept:
+            kept.server.llama = DEAD
+            await until(lambda: kept.server.boots == 2 and kept.engines.ready()[0])
+            kept.server.llama = DEAD
+            await until(lambda: kept.reason == "restarting, try 2 in 1 s: its process is gone")
+            assert kept.restarts == 1
+            kept.server.llama = "well"
+            await until(lambda: kept.engines.ready()[0])
 
     run(test)
 
