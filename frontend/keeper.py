@@ -9,11 +9,13 @@ from common.errors import RequestError
 from frontend import faults
 from frontend.engines import MODELS, Engines, Outage
 from frontend.metrics import Metrics
-from frontend.triton import CONTROL_S, Triton, is_refusal
+from frontend.triton import Triton, is_refusal
 
 LOG = logging.getLogger(__name__)
 
 LOOK_S = 0.2
+PATIENCE_S = 30.0
+"""Silence that no load of a machine explains: a process that is only slow is never restarted for it."""
 FIRST_S = 1.0
 LONGEST_S = 60.0
 MOST = 10
@@ -72,7 +74,7 @@ class Keeper:
         *,
         may_manage: bool,
         models: Sequence[str] = MODELS,
-        patience_s: float = 2 * CONTROL_S,
+        patience_s: float = PATIENCE_S,
         look_s: float = LOOK_S,
     ) -> None:
         """`may_manage`: whether we hold the key of the server's management API; `look_s`: between two looks."""
