@@ -23,7 +23,7 @@ from backend.unet.books import Books
 from backend.unet.canvas import StripPool
 from backend.unet.decoders import Decoded, Decoders
 from backend.unet.job import Job
-from backend.unet.load import limits_of, open_runner
+from backend.unet.load import limits_of, open_runner, standing_of
 from backend.unet.rehearsal import Rehearsal
 from backend.unet.request import Mask, Segmentation
 from backend.unet.runner import TileRunner
@@ -32,7 +32,7 @@ from common import errors
 from common.settings import Settings
 from common.settings import Unet as UnetSettings
 from common.wire import UNET_CANVAS, CancelOutcome
-from estimator.unet import UnetShape, canvas_bytes, rounding_bytes, staging_bytes, tile_batch_bytes
+from estimator.unet import canvas_bytes
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class UnetEngine:
             f"unet/{dtype}/width{network.width}/{network.classes}/tile{runner.tile_pixels}/batch{runner.tile_batch}"
         )
         self.on_failure: Failed = unheard
+        self._standing = standing_of(runner, limits)
         self._runner = runner
         self._stall_s = settings.stall_s
         self._clock = clock
@@ -117,7 +118,7 @@ class UnetEngine:
         """See :class:`backend.engine.Engine`."""
         with self._wake:
             return Footprint(
-                standing=self._standing(),
+                standing=self._standing,
                 account=UNET_CANVAS,
                 capacity_bytes=self.limits.canvas_bytes,
                 used_bytes=self._books.used_bytes,
@@ -286,15 +287,3 @@ class UnetEngine:
                 raise rehearsal.error
             self._books.totals.clear()
         self._base_bytes = allocator.read(self._runner.device).allocated_bytes
-
-    def _standing(self) -> dict[str, int]:
-        network, tile, tile_batch = self._runner.network, self.limits.tile_pixels, self._runner.tile_batch
-        dtype = str(self._runner.dtype).removeprefix("torch.")
-        shape = UnetShape(network.width, network.classes, network.in_channels)
-        return {
-            "weights": self._runner.weights_bytes,
-            "tile batch": tile_batch_bytes(shape, tile, tile_batch, dtype),
-            "rounding": rounding_bytes(shape, tile, tile_batch, dtype),
-            "blending": staging_bytes(shape, tile),
-            "canvas pool": self.limits.canvas_bytes,
-        }

@@ -15,7 +15,16 @@ from common.settings import Settings
 from common.settings import Unet as UnetSettings
 from common.wire import UnetLimits
 from estimator.grants import unet_need_bytes
-from estimator.unet import CANVAS_ITEMSIZE, overlap_pixels, strip_bytes, strips_in
+from estimator.unet import (
+    CANVAS_ITEMSIZE,
+    UnetShape,
+    overlap_pixels,
+    rounding_bytes,
+    staging_bytes,
+    strip_bytes,
+    strips_in,
+    tile_batch_bytes,
+)
 
 DEMO_WEIGHTS = Path("unet/weights/nuclei_rn50_w16.safetensors")
 """Of the demo model, in the model repository."""
@@ -54,6 +63,20 @@ def limits_of(runner: TileRunner, unet: UnetSettings) -> UnetLimits:
         max_pixels=unet.max_pixels,
         default_threshold=unet.threshold,
     )
+
+
+def standing_of(runner: TileRunner, limits: UnetLimits) -> dict[str, int]:
+    """Line -> bytes that stand as long as the engine is loaded."""
+    network, tile, tile_batch = runner.network, limits.tile_pixels, runner.tile_batch
+    dtype = str(runner.dtype).removeprefix("torch.")
+    shape = UnetShape(network.width, network.classes, network.in_channels)
+    return {
+        "weights": runner.weights_bytes,
+        "tile batch": tile_batch_bytes(shape, tile, tile_batch, dtype),
+        "rounding": rounding_bytes(shape, tile, tile_batch, dtype),
+        "blending": staging_bytes(shape, tile),
+        "canvas pool": limits.canvas_bytes,
+    }
 
 
 def open_network(settings: Settings) -> UNet:
