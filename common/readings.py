@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.settings import Card as CardSettings
+from common.sections import Card as CardSettings
 
 GIB = 2**30
 

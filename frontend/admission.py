@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from common.errors import NotReady, RequestError
-from common.settings import Admission as AdmissionSettings
+from common.sections import Admission as AdmissionSettings
 from estimator.price import Price
 from frontend.account import Demand
 from frontend.forecast import Claim, expected_start_s

@@ -6,7 +6,7 @@ import urllib.request
 from typing import Any
 
 from common.errors import VramgateError
-from common.settings import Server
+from common.sections import Server
 
 TIMEOUT_S = 5.0
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import SettingsError
-from common.settings import Settings, Triton
+from common.sections import Triton
+from common.settings import Settings
 from frontend import interpreter
 
 ADMIN_HEADER = "x-vramgate-admin"

@@ -24,7 +24,8 @@ from backend.llama.engine import LlamaEngine
 from backend.llama.runner import Runner
 from backend.llama.scheduler import Sequence, Slice
 from common import model_folder
-from common.settings import Llama, Settings
+from common.sections import Llama
+from common.settings import Settings
 from loadtests import card_limits, dummy_model, engine_driver, peers, record
 
 DECODE_LENGTH = 512

@@ -22,7 +22,8 @@ from backend import allocator
 from backend.unet import engine as unet_engine
 from backend.unet import load
 from backend.unet.engine import UnetEngine
-from common.settings import Settings, Unet
+from common.sections import Unet
+from common.settings import Settings
 from common.wire import UNET_CANVAS
 from estimator.unet import grid, price_request
 from loadtests import nuclei, record, unet_driver

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from backend.unet.network import UNet
 from backend.unet.tiles import cut
-from common.settings import Unet
+from common.sections import Unet
 from estimator.unet import TileGrid
 
 Image = NDArray[np.uint8]

@@ -10,7 +10,7 @@ from backend.llama import request as llama_request
 from backend.llama.engine import LlamaEngine
 from backend.llama.request import Chunk, Generation
 from backend.triton_io import Arrays, strings
-from common.settings import Llama
+from common.sections import Llama
 from common.wire import Lease
 
 

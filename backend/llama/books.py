@@ -10,7 +10,7 @@ from backend.llama.request import Chunk, Generation
 from backend.llama.scheduler import Scheduler, Sequence, Slice
 from backend.tombstones import Tombstones
 from common import errors
-from common.settings import Llama
+from common.sections import Llama
 from common.tokenizer import Tokenizer
 from common.wire import ActiveLease, CancelOutcome, LlamaLimits
 from estimator.llama import pages_for

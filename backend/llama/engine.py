@@ -25,7 +25,7 @@ from backend.llama.runner import Runner
 from backend.llama.sampling import Choice, Draw, choose
 from backend.llama.scheduler import Slice
 from common import errors, model_folder
-from common.settings import Llama as LlamaSettings
+from common.sections import Llama as LlamaSettings
 from common.settings import Settings
 from common.tokenizer import Tokenizer
 from common.wire import LLAMA_PAGES, CancelOutcome, LlamaLimits

@@ -14,7 +14,7 @@ from backend.llama.pages import PagePool
 from backend.llama.runner import FastPath, Runner
 from backend.llama.weights import Checkpoint, RandomWeights, build, read_config
 from common.errors import SettingsError
-from common.settings import Llama as LlamaSettings
+from common.sections import Llama as LlamaSettings
 from common.settings import Settings
 from estimator import grants
 from estimator.llama import LlamaShape, graph_bytes, pages_for, pages_in, standing

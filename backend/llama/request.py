@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from backend.llama.fields import Fields
 from common.errors import InvalidRequest, NeverFits
-from common.settings import Llama
+from common.sections import Llama
 from common.tokenizer import Tokenizer
 from common.wire import LLAMA_PAGES, Lease, LlamaLimits
 from estimator.llama import price_request

@@ -4,7 +4,7 @@ from backend.triton_io import Arrays
 from backend.unet import request as unet_request
 from backend.unet.engine import UnetEngine
 from backend.unet.request import Mask, Segmentation
-from common.settings import Unet
+from common.sections import Unet
 from common.wire import Lease
 
 

@@ -29,8 +29,8 @@ from backend.unet.request import Mask, Segmentation
 from backend.unet.runner import TileRunner
 from backend.unet.tiles import cut
 from common import errors
+from common.sections import Unet as UnetSettings
 from common.settings import Settings
-from common.settings import Unet as UnetSettings
 from common.wire import UNET_CANVAS, CancelOutcome
 from estimator.unet import canvas_bytes
 

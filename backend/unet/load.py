@@ -11,8 +11,8 @@ from backend import allocator
 from backend.unet.network import UNet, fold_batch_norm
 from backend.unet.runner import TileRunner
 from common.errors import SettingsError
+from common.sections import Unet as UnetSettings
 from common.settings import Settings
-from common.settings import Unet as UnetSettings
 from common.wire import UnetLimits
 from estimator.grants import unet_need_bytes
 from estimator.unet import (

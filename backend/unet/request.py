@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from common import image_header
 from common.errors import InvalidRequest, NeverFits
-from common.settings import Unet
+from common.sections import Unet
 from common.wire import Lease, UnetLimits
 
 

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from backend.llama.request import Generation
 from common.model_folder import demo_folder
-from common.settings import State
+from common.sections import State
 from tests.backend.llama_kit import (
     Collector,
     engine_of,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from backend.llama.request import Chunk, Generation, Sampling, TokenLogprob, join, parse
 from common.errors import InvalidRequest, NeverFits
-from common.settings import Llama
+from common.sections import Llama
 from common.tokenizer import Tokenizer
 from common.wire import LLAMA_PAGES, Lease, LlamaLimits
 from tests.backend.llama_kit import save_tokenizer

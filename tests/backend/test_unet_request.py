@@ -10,7 +10,7 @@ from PIL import Image
 
 from backend.unet.request import Segmentation, parse
 from common.errors import InvalidRequest, NeverFits
-from common.settings import Unet
+from common.sections import Unet
 from tests.backend.unet_kit import lease, limits, noise
 
 SETTINGS = Unet(threshold=0.4)

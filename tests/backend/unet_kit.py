@@ -16,7 +16,7 @@ from backend.unet.network import UNet
 from backend.unet.request import Mask, Segmentation
 from backend.unet.runner import TileRunner
 from common.errors import RequestError
-from common.settings import Unet
+from common.sections import Unet
 from common.wire import Lease, Statement, UnetLimits
 
 TILE = 32

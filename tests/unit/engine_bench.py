@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from common.errors import UpstreamBroken
-from common.settings import Admission as AdmissionSettings
+from common.sections import Admission as AdmissionSettings
 from common.wire import Breaker, CancelOutcome, EngineStatus
 from estimator.price import Line, Price
 from frontend.admission import Admission

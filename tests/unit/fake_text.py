@@ -6,7 +6,8 @@ from typing import Any, cast
 import httpx
 
 from common.errors import RequestError
-from common.settings import Llama, Server, Settings
+from common.sections import Llama, Server
+from common.settings import Settings
 from common.wire import LlamaLimits, Statement
 from estimator.price import Price
 from frontend.app import create_app

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from common.settings import Admission as AdmissionSettings
+from common.sections import Admission as AdmissionSettings
 from estimator.price import Line, Price
 from frontend.admission import Admission
 from frontend.ledger import Lease, Ledger

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from common.errors import NeverFits, NotNow, NotReady
-from common.settings import Admission as AdmissionSettings
+from common.sections import Admission as AdmissionSettings
 from frontend.admission import Admission, Verdict
 from frontend.ledger import Ledger
 from tests.unit.gate import CANVAS, HOST, PAGES, Gate, price

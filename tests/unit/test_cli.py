@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from common.errors import VramgateError
-from common.settings import Server
+from common.sections import Server
 from frontend import cli, tables
 from frontend.service_client import ServiceClient, local_url
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import SettingsError
-from common.settings import Card, Llama, Server, Settings, State, Triton, Unet
+from common.sections import Card, Llama, Server, State, Triton, Unet
+from common.settings import Settings
 from frontend import doctor, interpreter, tritonserver
 from frontend.doctor import Level
 

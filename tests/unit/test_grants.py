@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import SettingsError
-from common.settings import Card, Llama, Settings, Unet
+from common.sections import Card, Llama, Unet
+from common.settings import Settings
 from estimator.grants import divide, unet_need_bytes
 
 GIB = 2**30

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from common.errors import NotReady
-from common.settings import Admission as AdmissionSettings
+from common.sections import Admission as AdmissionSettings
 from common.wire import EngineStatus
 from estimator.price import Line, Price
 from frontend.admission import Admission

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.readings import GIB, HostCard, NvmlCard, Reading, Readings, State, host_total_bytes
-from common.settings import Card as CardSettings
+from common.sections import Card as CardSettings
 
 
 class FakeNvml:

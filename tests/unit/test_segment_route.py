@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from common.errors import NeverFits, NotNow
-from common.settings import Server, Settings
+from common.sections import Server
+from common.settings import Settings
 from frontend import masks
 from frontend.runs import ImageJob
 from frontend.upload import Form, accepted

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import SettingsError
-from common.settings import Settings, State, Triton
+from common.sections import State, Triton
+from common.settings import Settings
 from frontend import interpreter, tritonserver
 
 
