@@ -80,11 +80,11 @@ def _fast_path(model: Llama, pool: PagePool, max_batch: int) -> FastPath | None:
     """The kernels and captured steps where the device and the model allow it."""
     if pool.device.type != "cuda":
         return None
-    from backend.llama import graphs  # its kernels need CUDA's compiler
+    from backend.llama import fast_path, fused  # their kernels need CUDA's compiler
 
-    if not graphs.can_capture(model, pool.page_tokens):
+    if not fused.can_fuse(model, pool.page_tokens):
         return None
-    return graphs.DecodeGraphs(model, pool, max_batch, pages_for(model.shape.context_tokens, pool.page_tokens))
+    return fast_path.CudaPath(model, pool, max_batch, pages_for(model.shape.context_tokens, pool.page_tokens))
 
 
 def _grant_bytes(settings: Settings, device: torch.device) -> int:

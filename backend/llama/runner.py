@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from backend.llama.attention import PagedAttention, Span
-from backend.llama.model import Attend, Llama
+from backend.llama.model import Llama
 from backend.llama.pages import PagePool
 from backend.llama.request import Sampling
 from backend.llama.sampling import Draw, choose
@@ -43,20 +43,22 @@ class Runner:
 
         They are valid until the next call.
         """
-        decodes = [slice_ for slice_ in step if slice_.is_decode] if self._fast else []
-        chunks = [slice_ for slice_ in step if not slice_.is_decode]
-        if self._fast is None or not decodes:
+        if self._fast is None:
             return self._mixed(step)
-        fast = self._fast.decode(decodes)
+        decodes = [slice_ for slice_ in step if slice_.is_decode]
+        chunks = [slice_ for slice_ in step if not slice_.is_decode]
+        if not decodes:
+            return self._fast.chunks(chunks)
+        decoded = self._fast.decode(decodes)
         if not chunks:
-            return fast
+            return decoded
         # A chunk may stand in front of a decode, so the rows are put back in the order of the step.
         rows = {id(slice_.sequence): row for row, slice_ in enumerate(s for s in (*decodes, *chunks) if s.samples)}
         order = [rows[id(slice_.sequence)] for slice_ in step if slice_.samples]
-        return torch.cat((fast, self._mixed(chunks).to(fast.dtype)))[order]
+        return torch.cat((decoded, self._fast.chunks(chunks)))[order]
 
     def _mixed(self, step: Sequence[Slice]) -> torch.Tensor:
-        """See ``forward``; decodes and chunks in one pass."""
+        """See ``forward``; decodes and chunks in one pass of the reference path."""
         # Decodes by length, so that neighbours need about as many pages.
         order = sorted(range(len(step)), key=lambda index: (step[index].count > 1, step[index].end))
         slices = [step[index] for index in order]
@@ -69,7 +71,7 @@ class Runner:
             self._tensor([token_id for slice_ in slices for token_id in slice_.token_ids]),
             self._tensor([position for span in spans for position in range(span.start, span.end)]),
             self._tensor([last_row[index] for index, slice_ in enumerate(step) if slice_.samples]),
-            self._fast.attention(spans) if self._fast else PagedAttention(self.pool, spans, self._gather_pages),
+            PagedAttention(self.pool, spans, self._gather_pages),
         )
 
     @torch.inference_mode()
@@ -120,8 +122,8 @@ class FastPath(Protocol):
     def decode(self, decodes: Sequence[Slice]) -> torch.Tensor:
         """Logits [len(decodes), vocab] float32 of one token for each of many sequences, valid until the next call."""
 
-    def attention(self, spans: Sequence[Span]) -> Attend:
-        """The attention of a step over any spans."""
+    def chunks(self, slices: Sequence[Slice]) -> torch.Tensor:
+        """Logits [slices that sample, vocab] float32 of slices of any length."""
 
 
 _DEMANDING = (

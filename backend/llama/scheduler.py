@@ -77,6 +77,11 @@ class Slice:
         """The tokens themselves."""
         return self.sequence.tokens[self.start : self.end]
 
+    @property
+    def last_token(self) -> int:
+        """The last of them."""
+        return self.sequence.tokens[self.end - 1]
+
 
 class Scheduler:
     """Two lines, waiting and running, over one map of pages. Used by one thread."""

@@ -4,20 +4,37 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backend.llama.attention import PagedAttention, Span
+from backend.llama.chunks import ChunkBatch
+from backend.llama.fused import forward
 from backend.llama.kernels.attention import attend, store_qkv
-from backend.llama.kernels.chunks import ChunkAttention, attend_chunks
+from backend.llama.kernels.chunks import attend_chunks
 from backend.llama.kernels.norms import add_norm
 from backend.llama.kernels.products import Tiling, gate_up, gated_product, product, tiling_for
 from backend.llama.model import rotate
 from backend.llama.pages import PagePool
-from estimator.llama import LlamaShape
+from backend.llama.runner import Runner
+from backend.llama.scheduler import Sequence, Slice
+from backend.llama.weights import RandomWeights, build
 
 pytestmark = pytest.mark.gpu
 
 SMALL = Tiling(columns=32, inner=64, splits=3, warps=4, stages=3)
 PAGE, PAGES, SEQUENCES = 64, 24, 5
 LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 4 * PAGE - 3)
+
+
+def config(heads: int, kv_heads: int, head_dim: int) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "hidden_size": heads * head_dim,
+        "intermediate_size": 300,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": 2000,
+        "max_position_embeddings": 1024,
+    }
 
 
 def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -71,7 +88,8 @@ def test_a_token_is_stored_and_attends_over_its_pages(
     partial = torch.randn(2, SEQUENCES, (heads + 2 * kv_heads) * head_dim, device=device)
     inv_freq = 1 / 10_000 ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
 
-    queries = store_qkv(partial, positions, table, inv_freq, 1.0, keys, values, heads)
+    rows = torch.arange(SEQUENCES, device=device, dtype=torch.int32)
+    queries = store_qkv(partial, positions, rows, table, inv_freq, 1.0, keys, values, heads)
 
     qkv = partial.sum(0).view(SEQUENCES, -1, head_dim)
     angles = (positions.float()[:, None] * inv_freq)[:, None]
@@ -88,30 +106,45 @@ def test_a_token_is_stored_and_attends_over_its_pages(
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (6, 2, 64), (8, 1, 128)])
-def test_chunks_attend_as_on_the_reference_path(
+def test_chunks_go_through_the_fused_kernels_as_through_the_reference(
     heads: int, kv_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
 ) -> None:
-    shape = LlamaShape(1, heads * head_dim, heads, kv_heads, head_dim, 64, 100, 1024)
-    spans = [
-        Span((0,), 9, 1),
-        Span((1, 2), PAGE + 3, 1),
-        Span((3, 4, 5), 0, 140),
-        Span((6, 7), 50, 30),
-        Span((8,), 0, 64),
+    model = build(config(heads, kv_heads, head_dim), RandomWeights(device), dtype, device)
+    starts_and_counts = [(9, 1), (PAGE + 3, 1), (0, 140), (50, 30), (0, 64)]
+    pages = [[0], [1, 2], [3, 4, 5], [6, 7], [8]]
+    slices = [
+        Slice(
+            Sequence([7 * start + place for place in range(start + count + (row == 3))], 1, pages=pages[row]),
+            start,
+            count,
+            row != 3,
+        )
+        for row, (start, count) in enumerate(starts_and_counts)
     ]
-    tokens = sum(span.count for span in spans)
-    queries, keys, values = (
-        torch.randn(tokens, n, head_dim, device=device, dtype=dtype) for n in (heads, kv_heads, kv_heads)
-    )
     past = torch.randn(PAGES + 1, PAGE, kv_heads, head_dim, device=device, dtype=dtype)
-    answers = []
-    for path in ("kernel", "reference"):
-        pool = PagePool(shape, PAGES, PAGE, dtype, device)
-        for cached in pool.layer(0):
-            cached.copy_(past)
-        attention = ChunkAttention(pool, spans) if path == "kernel" else PagedAttention(pool, spans, gather_pages=4)
-        answers.append(attention(0, queries, keys, values))
-    assert relative_error(answers[0], answers[1]) < tolerance(dtype)
+    answers, written = [], []
+    for path in ("fused", "reference"):
+        pool = PagePool(model.shape, PAGES, PAGE, dtype, device)
+        for layer in range(model.shape.layers):
+            for cached in pool.layer(layer):
+                cached.copy_(past)
+        if path == "fused":
+            chunks = ChunkBatch(slices, pool)
+            answers.append(forward(model, pool, chunks.batch, chunks.attend, chunks.logit_rows))
+        else:
+            answers.append(Runner(model, pool, step_tokens=512, max_batch=8).forward(slices).float())
+        written.append(torch.cat([cached.flatten() for cached in pool.layer(1)]))
+    assert len(answers[0]) == 4
+    assert relative_error(answers[0], answers[1]) < 3 * tolerance(dtype)
+    assert relative_error(written[0], written[1]) < 3 * tolerance(dtype)
+
+
+def test_chunks_that_do_not_sample_give_no_logits(device: torch.device, dtype: torch.dtype) -> None:
+    model = build(config(4, 2, 64), RandomWeights(device), dtype, device)
+    pool = PagePool(model.shape, PAGES, PAGE, dtype, device)
+    chunks = ChunkBatch([Slice(Sequence(list(range(20)), 1, pages=[3]), 0, 5, samples=False)], pool)
+    assert forward(model, pool, chunks.batch, chunks.attend, chunks.logit_rows).shape == (0, model.shape.vocab)
+    assert pool.layer(1)[0][3, :5].abs().sum() > 0
 
 
 @pytest.mark.parametrize("page_tokens", [16, 48, 96])

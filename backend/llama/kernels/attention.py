@@ -7,11 +7,15 @@ import triton.language as tl
 from backend.llama.kernels.launch import begin, key_block, launch_options
 
 _LOG2_E = 1.4426950408889634
+_FEW_TOKENS = 64
+"""Up to so many tokens a program stores one head, so that there are enough of them; above it, a block of heads."""
+_FEW_HEADS, _MANY_HEADS = 1, 16
 
 
 def store_qkv(
     partial: torch.Tensor,
     positions: torch.Tensor,
+    rows: torch.Tensor,
     table: torch.Tensor,
     inv_freq: torch.Tensor,
     rope_scaling: float,
@@ -22,14 +26,16 @@ def store_qkv(
     """Adds the partial sums [splits, tokens, (heads + 2 x kv_heads) x head_dim], rotates, stores keys and values.
 
     ``keys`` and ``values`` are one layer of the pool, [pages, page_tokens, kv_heads, head_dim]; a token's place is its
-    position (int32) in the pages of its row of ``table`` (int32). Returns the queries [tokens, heads, head_dim].
+    position in the pages of its row of ``table`` (all int32). Returns the queries [tokens, heads, head_dim].
     """
     splits, tokens, width = partial.shape
     _, page_tokens, kv_heads, head_dim = keys.shape
     queries = torch.empty((tokens, heads, head_dim), dtype=keys.dtype, device=keys.device)
-    _store_qkv[(tokens, heads + 2 * kv_heads)](
+    block = _FEW_HEADS if tokens <= _FEW_TOKENS else _MANY_HEADS
+    _store_qkv[(tokens, triton.cdiv(heads + 2 * kv_heads, block))](
         partial,
         positions,
+        rows,
         table,
         inv_freq,
         rope_scaling,
@@ -47,7 +53,8 @@ def store_qkv(
         HALF=head_dim // 2,
         PAGE=page_tokens,
         SPLITS=splits,
-        **launch_options(partial.device, warps=1),
+        BLOCK=block,
+        **launch_options(partial.device, warps=1 if block == _FEW_HEADS else 4),
     )
     return queries
 
@@ -106,6 +113,7 @@ def attend(
 def _store_qkv(
     partial,
     positions,
+    rows,
     table,
     inv_freq,
     rope_scaling,
@@ -123,40 +131,41 @@ def _store_qkv(
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
     token = tl.program_id(0)
-    head = tl.program_id(1)
-    half = tl.arange(0, HALF)
-    first = tl.zeros([HALF], tl.float32)
-    second = tl.zeros([HALF], tl.float32)
+    head = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    half = tl.arange(0, HALF)[None, :]
+    real = head < HEADS + 2 * KV_HEADS
+    first = tl.zeros([BLOCK, HALF], tl.float32)
+    second = tl.zeros([BLOCK, HALF], tl.float32)
     for split in tl.static_range(SPLITS):
-        base = partial + (split * tokens + token) * width + head * 2 * HALF
-        first += tl.load(base + half).to(tl.float32)
-        second += tl.load(base + HALF + half).to(tl.float32)
+        base = partial + (split * tokens + token).to(tl.int64) * width + head * 2 * HALF + half
+        first += tl.load(base, mask=real, other=0.0).to(tl.float32)
+        second += tl.load(base + HALF, mask=real, other=0.0).to(tl.float32)
     position = tl.load(positions + token)
-    if head < HEADS + KV_HEADS:
-        angle = position.to(tl.float32) * tl.load(inv_freq + half)
-        cos = tl.cos(angle) * rope_scaling
-        sin = tl.sin(angle) * rope_scaling
-        turned = first * cos - second * sin
-        second = second * cos + first * sin
-        first = turned
+    angle = position.to(tl.float32) * tl.load(inv_freq + half)
+    is_value = head >= HEADS + KV_HEADS
+    cos = tl.where(is_value, 1.0, tl.cos(angle) * rope_scaling)
+    sin = tl.where(is_value, 0.0, tl.sin(angle) * rope_scaling)
     kind = queries.dtype.element_ty
-    if head < HEADS:
-        target = queries + (token * HEADS + head) * 2 * HALF
-        tl.store(target + half, first.to(kind))
-        tl.store(target + HALF + half, second.to(kind))
-    else:
-        page = tl.load(table + token * table_row + position // PAGE).to(tl.int64)
-        place = page * page_stride + (position % PAGE) * token_stride
-        if head < HEADS + KV_HEADS:
-            target = keys + place + (head - HEADS) * head_stride
-        else:
-            target = values + place + (head - HEADS - KV_HEADS) * head_stride
-        tl.store(target + half, first.to(kind))
-        tl.store(target + HALF + half, second.to(kind))
+    turned_first = (first * cos - second * sin).to(kind)
+    turned_second = (second * cos + first * sin).to(kind)
+    is_query = head < HEADS
+    target = queries + (token * HEADS + head) * 2 * HALF + half
+    tl.store(target, turned_first, mask=is_query)
+    tl.store(target + HALF, turned_second, mask=is_query)
+    page = tl.load(table + tl.load(rows + token) * table_row + position // PAGE).to(tl.int64)
+    place = page * page_stride + (position % PAGE) * token_stride + half
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    target = keys + place + (head - HEADS) * head_stride
+    tl.store(target, turned_first, mask=is_key)
+    tl.store(target + HALF, turned_second, mask=is_key)
+    target = values + place + (head - HEADS - KV_HEADS) * head_stride
+    tl.store(target, turned_first, mask=is_value & real)
+    tl.store(target + HALF, turned_second, mask=is_value & real)
 
 
 @triton.jit

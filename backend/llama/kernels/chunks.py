@@ -1,42 +1,14 @@
 """Attention of chunks over the pages, all sequences of a step in one launch: flash attention over a page table."""
 
-from collections.abc import Sequence
-from itertools import accumulate
-
 import torch
 import triton
 import triton.language as tl
 
-from backend.llama.attention import Span
 from backend.llama.kernels.launch import begin, key_block, launch_options
-from backend.llama.pages import PagePool
-from estimator.llama import pages_for
 
 _LOG2_E = 1.4426950408889634
-_ROWS = 128
+ROWS = 128
 """Tokens of one sequence that a program takes together."""
-
-
-class ChunkAttention:
-    """One step's attention, for spans of any length; see :class:`backend.llama.model.Attend`."""
-
-    def __init__(self, pool: PagePool, spans: Sequence[Span]) -> None:
-        """`spans` in the order of the step's tokens."""
-        self._pool = pool
-        size = pool.page_tokens
-        places = [(span.pages[position // size], position % size) for span in spans for position in _positions(span)]
-        width = max(pages_for(span.end, size) for span in spans)
-        table = [[*span.pages[:width], *[pool.trash] * (width - len(span.pages))] for span in spans]
-        self._pages, self._offsets = torch.tensor(places, device=pool.device).unbind(1)
-        self._blocks = torch.tensor(_blocks(spans), dtype=torch.int32, device=pool.device)
-        self._table = torch.tensor(table, dtype=torch.int32, device=pool.device)
-
-    def __call__(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Stores keys and values, then attends; see :class:`backend.llama.model.Attend`."""
-        pool_keys, pool_values = self._pool.layer(layer)
-        pool_keys[self._pages, self._offsets] = keys
-        pool_values[self._pages, self._offsets] = values
-        return attend_chunks(queries, pool_keys, pool_values, self._table, self._blocks)
 
 
 def attend_chunks(
@@ -65,27 +37,13 @@ def attend_chunks(
         keys.stride(2),
         keys.stride(1),
         GROUP=heads // kv_heads,
-        ROWS=_ROWS,
+        ROWS=ROWS,
         DIM=head_dim,
         PAGE=page_tokens,
         BLOCK=key_block(page_tokens),
         **launch_options(queries.device, warps=8),
     )
     return out
-
-
-def _positions(span: Span) -> range:
-    return range(span.start, span.end)
-
-
-def _blocks(spans: Sequence[Span]) -> list[tuple[int, int, int, int]]:
-    """Work for :func:`attend_chunks`: each span in blocks of at most ``_ROWS`` tokens."""
-    rows = accumulate((span.count for span in spans), initial=0)
-    return [
-        (row + first, min(_ROWS, span.count - first), span.start + first, sequence)
-        for sequence, (row, span) in enumerate(zip(rows, spans, strict=False))
-        for first in range(0, span.count, _ROWS)
-    ]
 
 
 @triton.jit

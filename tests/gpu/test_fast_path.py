@@ -30,7 +30,7 @@ LENGTHS = (2, 63, 64, 65, 200, 640, 7)
 
 def runners(dtype: torch.dtype, max_batch: int = 8) -> tuple[Runner, Runner]:
     """One with graphs, one without, over the same weights and the same random past."""
-    from backend.llama.graphs import DecodeGraphs
+    from backend.llama.fast_path import CudaPath
 
     device = torch.device("cuda", 0)
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def runners(dtype: torch.dtype, max_batch: int = 8) -> tuple[Runner, Runner]:
         for index in range(model.shape.layers):
             for mine, yours in zip(pools[0].layer(index), pools[1].layer(index), strict=True):
                 yours.copy_(mine.normal_())
-    graphs = DecodeGraphs(model, pools[0], max_batch, max_pages=16)
+    graphs = CudaPath(model, pools[0], max_batch, max_pages=16)
     fast, plain = (
         Runner(model, pool, step_tokens=128, max_batch=max_batch, fast=fast)
         for pool, fast in zip(pools, (graphs, None), strict=True)
@@ -80,11 +80,11 @@ def test_chunks_and_decodes_in_one_step_keep_their_rows() -> None:
 
 
 def test_pages_that_do_not_tile_are_left_to_the_reference() -> None:
-    from backend.llama.graphs import can_capture
+    from backend.llama.fused import can_fuse
 
     fast, _ = runners(torch.bfloat16)
-    assert can_capture(fast.model, 96)
-    assert not can_capture(fast.model, 100)
+    assert can_fuse(fast.model, 96)
+    assert not can_fuse(fast.model, 100)
 
 
 def test_a_full_batch_that_is_no_power_of_two_is_captured() -> None:
