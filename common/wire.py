@@ -100,6 +100,7 @@ class Op(StrEnum):
     CANCEL = "cancel"
     RECLAIM = "reclaim"
     SNAPSHOT = "snapshot"
+    CANARY = "canary"
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,17 @@ class SnapshotReply(_Wire):
     """Answer to ``snapshot``: where the report was written."""
 
     path: str
+
+
+@dataclass(frozen=True)
+class CanaryResult(_Wire):
+    """Answer to ``canary``: whether the engine still computes a known answer."""
+
+    ok: bool
+    reason: str
+    """What was wrong; empty when nothing was."""
+    seconds: float
+    boot_id: str
 
 
 class Breaker(StrEnum):
