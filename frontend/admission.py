@@ -122,6 +122,14 @@ class Admission:
         self._closed = None
         self._serve()
 
+    def dismiss(self, model: str, reason: str) -> None:
+        """Those in the line for this model wait no longer: it has no engine that could serve them."""
+        for waiter in self._line:
+            if waiter.model == model and not waiter.grant.done():
+                waiter.grant.set_exception(NotReady(reason, retry_after_s=1.0))
+        self._line = [waiter for waiter in self._line if not waiter.grant.done()]
+        self._serve()
+
     async def _wait(self, model: str, price: Price, boot_id: str, expected_s: float, limit_s: float) -> Lease:
         loop = asyncio.get_running_loop()
         waiter = _Waiter(model, price, price.by_account(), boot_id, expected_s, loop.create_future())

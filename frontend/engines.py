@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from common.errors import NotReady, RequestError, UpstreamBroken
 from common.wire import Breaker, EngineStatus, LlamaLimits, UnetLimits
@@ -12,56 +11,19 @@ from frontend import faults
 from frontend.abandoned import Abandoned
 from frontend.admission import Admission
 from frontend.ledger import Ledger
-from frontend.triton import Triton, is_dead, is_silence
+from frontend.triton import Triton, is_dead, is_silence, is_unreachable
+from frontend.watch import MISSES, Outage, Process, Watch
 
 LOG = logging.getLogger(__name__)
 
+__all__ = ["MISSES", "MODELS", "Engines", "Outage"]
+
 MODELS = ("llama", "unet")
-MISSES = 3
-"""Polls without an answer, one after the other, that make an engine not ready."""
 QUICK_S = 0.1
 """Between polls while a lease waits for its work to end, or an answer has just failed to come."""
 SLOWEST_S = 2.0
 RETRY_S = 1.0
 """What a client is told to wait for an engine that is not ready."""
-
-
-@dataclass(frozen=True)
-class Outage:
-    """Why an engine does not answer."""
-
-    dead: bool
-    """Whether the model server says that its process has died."""
-    silent_s: float
-    """For how long nothing at all came back; 0 where an error did."""
-
-
-@dataclass
-class _Watch:
-    """One engine as last seen."""
-
-    model: str
-    status: EngineStatus | None = None
-    misses: int = 0
-    trouble: str = "it has not answered yet"
-    remedy: str = ""
-    """What is being done about it, in place of the trouble."""
-    dead: bool = False
-    silent_since_s: float | None = None
-    """When the first of the questions was asked to which nothing at all came back; on the loop's clock."""
-    orphans: frozenset[str] = frozenset()
-    """Leases it holds for a frontend that was here before this one."""
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def lost(self) -> bool:
-        """Whether what was last seen says nothing about now."""
-        return self.status is None or self.misses >= MISSES or bool(self.remedy)
-
-    @property
-    def reason(self) -> str:
-        """Why it is lost."""
-        return self.remedy or self.trouble
 
 
 class Engines:
@@ -75,17 +37,24 @@ class Engines:
         poll_s: float = 0.5,
         models: Sequence[str] = MODELS,
         factors: Mapping[str, float] | None = None,
+        find_process: Callable[[str], Process | None] = lambda model: None,
     ) -> None:
-        """`factors`: account -> what its capacity is multiplied by (oversubscription)."""
+        """`factors`: account -> what its capacity is multiplied by (oversubscription).
+
+        `find_process`: the process that serves a model now, where it can be seen from here.
+        """
         self.on_void: list[Callable[[tuple[str, ...]], None]] = []
         """Called with the ids of leases whose engine process is gone."""
+        self.needs_proof = False
+        """Whether a new process takes work only when :meth:`prove` was called for it."""
         self._triton = triton
         self._ledger = ledger
         self._admission = admission
         self._poll_s = poll_s
         self._factors = dict(factors or {})
+        self._find_process = find_process
         self._abandoned = Abandoned(triton, ledger)
-        self._watches = {model: _Watch(model) for model in models}
+        self._watches = {model: Watch(model) for model in models}
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped = ""
 
@@ -117,8 +86,9 @@ class Engines:
     def require(self, model: str) -> EngineStatus:
         """The same of an engine that takes work now; raises NotReady with its reason."""
         status = self.status(model)
-        if not status.ready:
-            raise NotReady(f"{model} is not ready: {status.reason}", retry_after_s=RETRY_S)
+        doubt = self._watches[model].doubt
+        if not status.ready or doubt:
+            raise NotReady(f"{model} is not ready: {doubt or status.reason}", retry_after_s=RETRY_S)
         return status
 
     def llama_limits(self) -> LlamaLimits:
@@ -141,6 +111,8 @@ class Engines:
         for watch in self._watches.values():
             if watch.status is None or watch.lost:
                 reasons[watch.model] = watch.reason
+            elif watch.doubt:
+                reasons[watch.model] = watch.doubt
             elif not watch.status.ready:
                 reasons[watch.model] = watch.status.reason or "it says so"
             elif watch.status.breaker is Breaker.OPEN:
@@ -148,23 +120,41 @@ class Engines:
         return not reasons, reasons
 
     def outage(self, model: str) -> Outage | None:
-        """What is known of an engine that has not answered for several polls; None while it does, and at a stop."""
+        """What is known against an engine; None where nothing is, and at a stop."""
         watch = self._watches[model]
-        if self._stopped or (watch.misses < MISSES and watch.silent_since_s is None):
+        if self._stopped or watch.well:
             return None
-        since_s = watch.silent_since_s
-        silent_s = 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
-        return Outage(watch.dead and watch.misses >= MISSES, silent_s)
+        return watch.outage(self._now_s())
 
-    def explain(self, model: str, remedy: str) -> None:
-        """Not ready, and `remedy` is the reason, until the engine answers; an empty one takes that back."""
-        self._watches[model].remedy = remedy
+    def examine(self, model: str) -> None:
+        """Looks whether the engine's process has ended; if so its leases are void, and nobody waits for it."""
+        watch = self._watches[model]
+        if watch.ended and not watch.dead:
+            self._bury(watch, "its process has ended")
+
+    def kill(self, model: str) -> None:
+        """Ends the engine's process, where it can be seen from here: one that hangs keeps its memory until it wakes."""
+        watch = self._watches[model]
+        if watch.process is not None:
+            watch.process.kill()
+
+    def explain(self, model: str, remedy: str, *, hopeless: bool = False) -> None:
+        """Not ready, and `remedy` is the reason, until the engine answers; an empty one takes that back.
+
+        `hopeless`: nobody brings it back from here, or not soon.
+        """
+        watch = self._watches[model]
+        watch.remedy, watch.hopeless = remedy, hopeless
 
     def renew(self, model: str) -> None:
         """The engine has a new process: what was seen of the old one's end no longer counts, and it is asked now."""
         watch = self._watches[model]
-        watch.dead, watch.silent_since_s = False, None
+        watch.renew(self._now_s())
         watch.wake.set()
+
+    def watch(self, model: str) -> Watch:
+        """The engine as it was last seen."""
+        return self._watches[model]
 
     def abandon(self, lease_id: str) -> None:
         """Nobody waits for this lease's work any more: it is cancelled, and settled when it has ended. Never waits."""
@@ -184,7 +174,7 @@ class Engines:
                     await released.wait()
         self._ledger.on_release.remove(released.set)
 
-    async def _run(self, watch: _Watch) -> None:
+    async def _run(self, watch: Watch) -> None:
         while True:
             await self._poll(watch)
             with suppress(TimeoutError):
@@ -192,33 +182,56 @@ class Engines:
                     await watch.wake.wait()
             watch.wake.clear()
 
-    async def _poll(self, watch: _Watch) -> None:
-        asked_in, asked_s = self._abandoned.next_round(), asyncio.get_running_loop().time()
+    async def _poll(self, watch: Watch) -> None:
+        asked_in, asked_s = self._abandoned.next_round(), self._now_s()
         try:
             status = await self._triton.status(watch.model)
             self._take(watch, status)
             self._abandoned.review(status, asked_in)
         except RequestError as error:
-            self._miss(watch, error.message)
-            watch.dead = is_dead(error)
-            watch.silent_since_s = (watch.silent_since_s or asked_s) if is_silence(error) else None
+            self._note(watch, error, asked_s)
         except Exception as error:  # whatever an engine answers, the others and the next answer must still be heard
             LOG.error("the status of %s cannot be used: %s", watch.model, faults.describe(error))
             self._miss(watch, f"its status cannot be used: {type(error).__name__}")
         self._gate()
 
-    def _pause_s(self, watch: _Watch) -> float:
+    def _pause_s(self, watch: Watch) -> float:
         if watch.lost:
             return float(min(SLOWEST_S, self._poll_s * 2 ** min(8, max(0, watch.misses - MISSES))))
-        return QUICK_S if watch.misses or self._abandoned.of(watch.model) else self._poll_s
+        return QUICK_S if watch.misses or watch.unproven or self._abandoned.of(watch.model) else self._poll_s
 
-    def _miss(self, watch: _Watch, trouble: str) -> None:
-        watch.misses += 1
+    def _note(self, watch: Watch, error: RequestError, asked_s: float) -> None:
+        """No answer, but an error in its place.
+
+        The server says the same of a process that has ended and of one that is stopped, so where the process can be
+        seen it decides.
+        """
+        if watch.ended:
+            self._bury(watch, "its process has ended")
+            return
+        self._miss(watch, error.message, MISSES if is_unreachable(error) else 1)
+        if asked_s < watch.renewed_s:
+            return
+        watch.dead = is_dead(error) and watch.process is None
+        silent = is_silence(error) or (is_dead(error) and not watch.dead)
+        watch.silent_since_s = (watch.silent_since_s or asked_s) if silent else None
+
+    def _miss(self, watch: Watch, trouble: str, weight: int = 1) -> None:
+        was_lost = watch.misses >= MISSES
+        watch.misses += weight
         watch.trouble = trouble
-        if watch.misses == MISSES:
+        if watch.misses >= MISSES and not was_lost:
             LOG.warning("%s is not ready: %s", watch.model, trouble)
+            self._admission.dismiss(watch.model, f"{watch.model} is not ready: {trouble}")
 
-    def _take(self, watch: _Watch, status: EngineStatus) -> None:
+    def _bury(self, watch: Watch, trouble: str) -> None:
+        """Its process has ended, and what that held with it."""
+        watch.dead, watch.silent_since_s = True, None
+        self._miss(watch, trouble, MISSES)
+        if watch.status is not None:
+            self._void(watch.model, f"after {watch.status.boot_id}")
+
+    def _take(self, watch: Watch, status: EngineStatus) -> None:
         if status.model != watch.model:
             raise UpstreamBroken(f"{status.model!r} answers in its place")
         if watch.status is None or watch.status.boot_id != status.boot_id:
@@ -231,17 +244,27 @@ class Engines:
         self._ledger.report_unleased(status.account, status.unleased_bytes + orphaned_bytes)
         if watch.lost:
             LOG.info("%s answers: device %s, boot %s", watch.model, status.device, status.boot_id)
-        watch.status, watch.misses = status, 0
-        watch.remedy, watch.dead, watch.silent_since_s = "", False, None
+        watch.status, watch.misses, watch.answered_s = status, 0, self._now_s()
+        watch.remedy, watch.hopeless, watch.dead, watch.silent_since_s = "", False, False, None
+        unready = not status.ready and status.breaker is not Breaker.OPEN
+        watch.unready_since_s = (watch.unready_since_s or self._now_s()) if unready else None
 
-    def _meet(self, watch: _Watch, status: EngineStatus) -> None:
+    def _meet(self, watch: Watch, status: EngineStatus) -> None:
         """A process that was not there before: what the last one held is gone, what it holds itself is not ours."""
-        void = self._ledger.void(status.model, status.boot_id)
+        self._void(status.model, status.boot_id)
         watch.orphans = frozenset(lease.id for lease in status.leases if self._ledger.lease(lease.id) is None)
+        watch.process, watch.unproven, watch.fault = self._find_process(status.model), self.needs_proof, ""
+
+    def _void(self, model: str, boot_id: str) -> None:
+        """Only `boot_id` may hold leases of this model from now on."""
+        void = self._ledger.void(model, boot_id)
         if void:
-            LOG.warning("%s was restarted: %d leases are void", watch.model, len(void))
+            LOG.warning("the process of %s has ended: %d leases are void", model, len(void))
             for tell in self.on_void:
                 tell(void)
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _gate(self) -> None:
         """Admission is closed while the server stops, and while any breaker is open: all engines share the card."""

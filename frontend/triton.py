@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from yarl import URL
 
 from common.errors import InternalFault, InvalidRequest, NotReady, RequestError, UpstreamBroken, from_text
-from common.wire import CancelOutcome, CancelReply, Control, EngineStatus, Op, SnapshotReply
+from common.wire import CanaryResult, CancelOutcome, CancelReply, Control, EngineStatus, Op, SnapshotReply
 from frontend import tensors
 from frontend.sse import EventReader, parse_object
 from frontend.tritonserver import ADMIN_HEADER
@@ -35,6 +35,9 @@ _DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
 _REFUSED = re.compile(r"load / unload is not allowed|API is restricted")
 """What Triton says where models cannot be loaded by anybody, or not by us."""
 _SILENCE = "the model server did not answer in time"
+_UNREACHABLE = "the model server cannot be reached: nobody listens there"
+CANARY_S = 20.0
+"""A known answer takes an idle engine less than a second; longer means that it hangs."""
 
 Answer = TypeVar("Answer")
 
@@ -92,10 +95,11 @@ class Triton:
         """What a GET of `path`, percent-encoded, says of the server or a model: at once, or UpstreamBroken."""
         return await self._bounded("GET", path, None, self._control_s)
 
-    async def control(self, model: str, message: Control) -> str:
+    async def control(self, model: str, message: Control, limit_s: float | None = None) -> str:
         """The engine's answer to a control message, as JSON text."""
         path = f"/v2/models/{model}/generate"
-        answer = object_of(await self._bounded("POST", path, {"control": message.to_json()}, self._control_s))
+        body = {"control": message.to_json()}
+        answer = object_of(await self._bounded("POST", path, body, limit_s or self._control_s))
         text = answer.get("control")
         if not isinstance(text, str):
             raise UpstreamBroken(f"{model} did not answer the control message {message.op}")
@@ -108,6 +112,10 @@ class Triton:
     async def cancel(self, model: str, lease_id: str) -> CancelOutcome:
         """Asks the engine to stop the work of a lease."""
         return strictly(CancelReply.from_json, await self.control(model, Control(Op.CANCEL, lease_id))).outcome
+
+    async def canary(self, model: str, limit_s: float = CANARY_S) -> CanaryResult:
+        """Has the engine compute a known answer, the way it computes those of clients."""
+        return strictly(CanaryResult.from_json, await self.control(model, Control(Op.CANARY), limit_s))
 
     async def snapshot(self, model: str) -> str:
         """Has the engine write a snapshot; returns its path on the engine's machine."""
@@ -170,6 +178,8 @@ class Triton:
                 yield response
         except TimeoutError:
             raise UpstreamBroken(_SILENCE) from None
+        except aiohttp.ClientConnectorError:
+            raise NotReady(_UNREACHABLE, retry_after_s=1.0) from None
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken(f"the model server cannot be reached: {type(error).__name__}") from None
 
@@ -202,6 +212,11 @@ def _error_of(answer: Mapping[str, Any], status: int) -> RequestError:
 def is_dead(error: RequestError) -> bool:
     """Whether the error says that the model's process has died."""
     return _DEAD_PROCESS.search(error.message) is not None
+
+
+def is_unreachable(error: RequestError) -> bool:
+    """Whether nothing was sent, because no server listens."""
+    return error.message == _UNREACHABLE
 
 
 def is_silence(error: RequestError) -> bool:
