@@ -5,15 +5,19 @@ account in common, so that passing costs the other nothing.
 """
 
 import asyncio
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 
 from common.errors import NotReady, RequestError
 from common.sections import Admission as AdmissionSettings
 from estimator.price import Price
 from frontend.account import Demand
-from frontend.forecast import Claim, expected_start_s
+from frontend.claim import Claim
+from frontend.fairness import FairShares
+from frontend.forecast import Hold, expected_start_s
 from frontend.ledger import Clock, Lease, Ledger
 
 
@@ -51,12 +55,17 @@ class Decision:
 
 @dataclass(eq=False)
 class _Waiter:
-    model: str
-    price: Price
-    lines: Mapping[str, int]
-    boot_id: str
-    expected_s: float
+    claim: Claim
+    rank: tuple[int, float, int]
+    """Priority, highest first; virtual finish of its tenant; arrival."""
+    start: float
+    """On the virtual clock."""
     grant: asyncio.Future[Lease]
+
+    @property
+    def lines(self) -> Mapping[str, int]:
+        """Account -> bytes."""
+        return self.claim.lines
 
 
 class Admission:
@@ -67,6 +76,8 @@ class Admission:
         self._settings = settings
         self._clock = clock
         self._line: list[_Waiter] = []
+        self._shares = FairShares()
+        self._arrivals = count()
         self._closed: str | None = None
         ledger.on_release.append(self._serve)
 
@@ -98,19 +109,19 @@ class Admission:
         verdict = Verdict.WAIT if in_time and self.waiting < self._settings.max_waiting else Verdict.NOT_NOW
         return _decide(verdict, demand, self._settings.max_wait_s if expected_s is None else expected_s)
 
-    async def admit(self, model: str, price: Price, boot_id: str, expected_s: float, wait_s: float) -> Lease:
-        """A lease for this price, at once or after waiting at most `wait_s` seconds.
+    async def admit(self, claim: Claim, wait_s: float) -> Lease:
+        """A lease for the claim, at once or after waiting at most `wait_s` seconds.
 
-        `expected_s`: seconds the work is expected to hold it. Raises NeverFits, NotNow with the time until a repeat
-        could succeed, and NotReady while closed. A cancelled caller keeps neither lease nor place.
+        Raises NeverFits, NotNow with the time until a repeat could succeed, and NotReady while closed. A cancelled
+        caller keeps neither lease nor place.
         """
         if self._closed is not None:
             raise NotReady(self._closed)
-        decision = self.ask(price, wait_s)
+        decision = self.ask(claim.price, wait_s)
         if decision.verdict is Verdict.ADMIT:
-            return self._ledger.reserve(model, price, boot_id, expected_s)
+            return self._ledger.reserve(claim.model, claim.price, claim.boot_id, claim.expected_s)
         if decision.verdict is Verdict.WAIT:
-            return await self._wait(model, price, boot_id, expected_s, self._limit_s(wait_s))
+            return await self._wait(claim, self._limit_s(wait_s))
         raise decision.refusal(self._advice(decision, self._limit_s(wait_s)))
 
     def close(self, reason: str) -> None:
@@ -130,10 +141,14 @@ class Admission:
         self._line = [waiter for waiter in self._line if not waiter.grant.done()]
         self._serve()
 
-    async def _wait(self, model: str, price: Price, boot_id: str, expected_s: float, limit_s: float) -> Lease:
+    async def _wait(self, claim: Claim, limit_s: float) -> Lease:
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(model, price, price.by_account(), boot_id, expected_s, loop.create_future())
-        self._line.append(waiter)
+        finish = self._shares.finish(claim.caller, claim.byte_seconds)
+        rank = (-claim.caller.priority, finish, next(self._arrivals))
+        start = finish - claim.byte_seconds / claim.caller.weight
+        waiter = _Waiter(claim, rank, start, loop.create_future())
+        self._shares.charge(claim.caller, claim.byte_seconds)
+        insort(self._line, waiter, key=lambda waiter: waiter.rank)
         timer = loop.call_later(limit_s, self._expire, waiter, limit_s)
         try:
             return await waiter.grant
@@ -162,7 +177,9 @@ class Admission:
         try:
             if not self._ledger.fits(waiter.lines) and not self._ledger.never_fits(waiter.lines):
                 return False
-            waiter.grant.set_result(self._ledger.reserve(waiter.model, waiter.price, waiter.boot_id, waiter.expected_s))
+            claim = waiter.claim
+            waiter.grant.set_result(self._ledger.reserve(claim.model, claim.price, claim.boot_id, claim.expected_s))
+            self._shares.serve(waiter.start)
         except RequestError as refusal:
             waiter.grant.set_exception(refusal)
         return True
@@ -202,8 +219,8 @@ class Admission:
 
     def _expected_wait_s(self, lines: Mapping[str, int], ahead: list[_Waiter]) -> float | None:
         """None where something holds bytes that no lease accounts for, so that nobody can tell."""
-        line = [Claim(waiter.lines, waiter.expected_s) for waiter in ahead] + [Claim(lines, 0.0)]
-        balances = {account: self._ledger.balance(account) for claim in line for account in claim.lines}
+        line = [Hold(waiter.lines, waiter.claim.expected_s) for waiter in ahead] + [Hold(lines, 0.0)]
+        balances = {account: self._ledger.balance(account) for hold in line for account in hold.lines}
         now_s = self._clock()
         start_s = expected_start_s(line, balances, self._ledger.ends(), now_s)
         return None if start_s is None else start_s - now_s

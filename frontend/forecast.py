@@ -11,7 +11,7 @@ End = tuple[float, str, Lines]
 """When a lease is expected to end, its id, and what that frees."""
 
 
-class Claim(NamedTuple):
+class Hold(NamedTuple):
     """One request in the line: what it takes, and for how many seconds it is expected to keep it."""
 
     lines: Lines
@@ -19,7 +19,7 @@ class Claim(NamedTuple):
 
 
 def expected_start_s(
-    line: Sequence[Claim],
+    line: Sequence[Hold],
     balances: Mapping[str, int],
     ends: Iterator[End],
     now_s: float,

@@ -3,6 +3,8 @@
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from frontend.claim import ANYONE, Caller
+
 OK = "ok"
 
 
@@ -13,6 +15,8 @@ class Record:
     request_id: str = ""
     route: str = "none"
     """Template of the route, ``/v1/models/{model}``; never the path itself."""
+    caller: Caller = ANYONE
+    """In whose name it came."""
     model: str = "none"
     price_bytes: int = 0
     outcome: str = OK

@@ -24,6 +24,7 @@ from estimator import llama, unet
 from estimator.price import Price
 from frontend import faults, record
 from frontend.admission import Admission
+from frontend.claim import Claim
 from frontend.engines import Engines
 from frontend.journal import Entry, Journal
 from frontend.ledger import Clock, Lease, Ledger
@@ -183,7 +184,8 @@ class Teller:
         asked_s = self._clock()
         try:
             boot_id = self._engines.require(model).boot_id
-            lease = await self._admission.admit(model, price, boot_id, expected_s, wait_s)
+            claim = Claim(model, price, boot_id, expected_s, caller=record.current().caller)
+            lease = await self._admission.admit(claim, wait_s)
             if not self._ledger.start(lease.id):
                 raise NotReady(f"{model} was restarted while the request waited", retry_after_s=1.0)
         except RequestError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from common.sections import Admission as AdmissionSettings
 from estimator.price import Line, Price
 from frontend.admission import Admission
+from frontend.claim import Claim
 from frontend.ledger import Lease, Ledger
 
 PAGES, CANVAS, HOST = "llama.pages", "unet.canvas", "host"
@@ -24,7 +25,7 @@ class Gate:
         self.now_s: Callable[[], float] = loop.time
 
     async def admit(self, wait_s: float = 10.0, expected_s: float = 1.0, **lines: int) -> Lease:
-        return await self.admission.admit("llama", price(**lines), "boot", expected_s, wait_s)
+        return await self.admission.admit(Claim("llama", price(**lines), "boot", expected_s), wait_s)
 
     async def queue(self, wait_s: float = 10.0, expected_s: float = 1.0, **lines: int) -> asyncio.Task[Lease]:
         """A request that has gone as far as it can at once."""

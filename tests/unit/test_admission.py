@@ -5,6 +5,7 @@ import pytest
 from common.errors import NeverFits, NotNow, NotReady
 from common.sections import Admission as AdmissionSettings
 from frontend.admission import Admission, Verdict
+from frontend.claim import Claim
 from frontend.ledger import Ledger
 from tests.unit.gate import CANVAS, HOST, PAGES, Gate, price
 from tests.unit.virtual_time import run
@@ -140,6 +141,6 @@ def test_an_account_that_is_not_open_is_not_ready() -> None:
         ledger = Ledger(asyncio.get_running_loop().time)
         admission = Admission(ledger, AdmissionSettings(), asyncio.get_running_loop().time)
         with pytest.raises(NotReady):
-            await admission.admit("llama", price(pages=1), "boot", 1, 1)
+            await admission.admit(Claim("llama", price(pages=1), "boot", 1), 1)
 
     run(test)
