@@ -172,8 +172,10 @@ class State(Section):
     """Journal and snapshots; created with mode 0700."""
     cache_dir: Path = Path("~/.cache/vramgate")
     """Converted model folders and compiled code."""
-    journal_rows: int = Field(100_000, ge=1)
-    """Finished leases kept; the oldest go first."""
+    journal_size: Bytes = ByteSize(64 * 2**20)
+    """Of the journal of finished leases, some 600 bytes each; the oldest go first."""
+    journal_days: float = Field(30.0, gt=0)
+    """A finished lease is kept no longer."""
 
 
 class Log(Section):

@@ -226,8 +226,9 @@ class Engines:
 
     def _bury(self, watch: Watch, trouble: str) -> None:
         """Its process has ended, and what that held with it."""
-        watch.dead, watch.silent_since_s = True, None
+        watch.dead, watch.silent_since_s, watch.process = True, None, None
         self._miss(watch, trouble, MISSES)
+        watch.wake.set()
         if watch.status is not None:
             self._void(watch.model, f"after {watch.status.boot_id}")
 

@@ -1,68 +1,29 @@
-"""The keeper: brings back a model whose process has died or hangs, while the model server itself lives."""
+"""The keeper: brings back a model whose process has died, hangs, or answers wrongly, while the model server lives."""
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from common.errors import RequestError
+from common.sections import Keeper as KeeperSettings
 from frontend import faults
 from frontend.engines import MODELS, Engines, Outage
 from frontend.metrics import Metrics
-from frontend.triton import Triton, is_refusal
+from frontend.tries import Tries
+from frontend.triton import Triton, is_refusal, is_silence
 
 LOG = logging.getLogger(__name__)
 
 LOOK_S = 0.2
-PATIENCE_S = 30.0
-"""Silence that no load of a machine explains: a process that is only slow is never restarted for it."""
-FIRST_S = 1.0
-LONGEST_S = 60.0
-MOST = 10
-WINDOW_S = 3600.0
-
-
-class Tries:
-    """How soon a model may be restarted again: waits double from 1 to 60 s, at most `most` tries within `window_s`."""
-
-    def __init__(self, clock: Callable[[], float], most: int = MOST, window_s: float = WINDOW_S) -> None:
-        self._clock = clock
-        self._most = most
-        self._window_s = window_s
-        self._ends_s: deque[float] = deque()
-
-    @property
-    def made(self) -> int:
-        """Tries within the window."""
-        while self._ends_s and self._clock() - self._ends_s[0] >= self._window_s:
-            self._ends_s.popleft()
-        return len(self._ends_s)
-
-    @property
-    def used_up(self) -> bool:
-        """Whether the next one has to wait until the window lets go of an old one."""
-        return self.made >= self._most
-
-    def wait_s(self) -> float:
-        """Seconds until the next try may begin; 0 when it may now."""
-        if not self.made:
-            return 0.0
-        due_s = self._ends_s[-1] + min(LONGEST_S, FIRST_S * 2.0 ** (self.made - 1))
-        if self.used_up:
-            due_s = self._ends_s[0] + self._window_s
-        return max(0.0, due_s - self._clock())
-
-    def note(self) -> None:
-        """One try has ended now, well or badly."""
-        self._ends_s.append(self._clock())
 
 
 class Keeper:
-    """Unloads and loads a model through the repository API when its process is gone, or silent for `patience_s`.
+    """Unloads and loads a model through the repository API when its process is gone, hangs or gives wrong answers.
 
-    A bare load does nothing for a model that the server counts as loaded, dead or not, hence the unload. Whatever the
-    old process held is voided by :class:`Engines` when the new one answers. A server that is down itself is left to
-    whoever started it, and one that refuses is not asked again.
+    A bare load does nothing for a model that the server counts as loaded, dead or not, hence the unload; a process that
+    hangs would survive that and keep its memory, so it is killed before. Whatever the old process held is voided by
+    :class:`Engines`. A server that is down is left to whoever started it; one that hangs itself, or may not load
+    models, is told to `last_resort`.
     """
 
     def __init__(
@@ -71,21 +32,26 @@ class Keeper:
         engines: Engines,
         metrics: Metrics,
         clock: Callable[[], float],
+        settings: KeeperSettings,
         *,
         may_manage: bool,
+        last_resort: Callable[[str], None],
         models: Sequence[str] = MODELS,
-        patience_s: float = PATIENCE_S,
         look_s: float = LOOK_S,
     ) -> None:
-        """`may_manage`: whether we hold the key of the server's management API; `look_s`: between two looks."""
+        """`may_manage`: whether we hold the key of the server's management API; `look_s`: between two looks.
+
+        `last_resort` hears why nothing can be done from here; again and again, while that is so.
+        """
         self._triton = triton
         self._engines = engines
         self._metrics = metrics
-        self._patience_s = patience_s
+        self._patience_s = settings.patience_s
+        self._last_resort = last_resort
         self._look_s = look_s
         self._refusal = "" if may_manage else "the model server's admin key is not known (triton.admin_key)"
         """Why nothing can be restarted here; empty while it can."""
-        self._tries = {model: Tries(clock) for model in models}
+        self._tries = {model: Tries(clock, settings.max_restarts) for model in models}
         self._causes: dict[str, str] = {}
         """Model -> why it is restarted, from the first try until it answers: half-way, it is merely unknown."""
         self._failures: dict[str, str] = {}
@@ -111,13 +77,18 @@ class Keeper:
                 LOG.error("%s could not be looked after: %s", model, faults.describe(error))
 
     async def _look(self, model: str) -> None:
+        self._engines.examine(model)
         outage = self._engines.outage(model)
         if outage is not None and needs_restart(outage, self._patience_s):
             self._causes[model] = cause_of(outage)
-        if outage is None or (model in self._causes and not await self._triton.live()):
+        if outage is None:
             self._forget(model)
+        elif model in self._causes and not await self._triton.live():
+            self._forget(model)
+            if outage.silent_s > self._patience_s:
+                self._last_resort(f"the model server has not answered for {outage.silent_s:.0f} s")
         elif model in self._causes:
-            await self._treat(model, self._causes[model])
+            await self._treat(model, outage, self._causes[model])
 
     def _forget(self, model: str) -> None:
         """It answers, or the server is down, and whoever starts that loads it."""
@@ -125,34 +96,43 @@ class Keeper:
         if self._causes.pop(model, None):
             self._engines.explain(model, "")
 
-    async def _treat(self, model: str, cause: str) -> None:
+    async def _treat(self, model: str, outage: Outage, cause: str) -> None:
         """One try if it is due, else the reason why not."""
         tries = self._tries[model]
         wait_s = tries.wait_s()
         if self._refusal:
-            self._engines.explain(model, f"{cause}; it cannot be restarted from here: {self._refusal}")
+            text = f"{cause}; it cannot be restarted from here: {self._refusal}"
+            self._engines.explain(model, text, hopeless=True)
+            self._last_resort(f"{model}: {text}")
         elif wait_s > 0:
-            self._engines.explain(model, self._waiting(model, cause, wait_s))
+            self._engines.explain(model, self._waiting(model, cause, wait_s), hopeless=tries.used_up)
         else:
             self._engines.explain(model, f"restarting, try {tries.made + 1}: {cause}")
-            await self._restart(model, cause)
+            await self._restart(model, outage, cause)
 
-    async def _restart(self, model: str, cause: str) -> None:
+    async def _restart(self, model: str, outage: Outage, cause: str) -> None:
         tries = self._tries[model]
         LOG.warning("%s: restarting, try %d: %s", model, tries.made + 1, cause)
         self._metrics.engine_restarted(model)
         self._failures.pop(model, None)
         try:
+            if outage.silent_s > 0:
+                self._engines.kill(model)
             await self._triton.unload(model)
             await self._triton.load(model)
             self._engines.renew(model)
         except RequestError as error:
-            self._failures[model] = error.message
-            if is_refusal(error):
-                self._refusal = error.message
-            LOG.error("%s could not be restarted: %s", model, error.message)
+            self._note_failure(model, error)
         finally:
             tries.note()
+
+    def _note_failure(self, model: str, error: RequestError) -> None:
+        self._failures[model] = error.message
+        LOG.error("%s could not be restarted: %s", model, error.message)
+        if is_refusal(error):
+            self._refusal = error.message
+        if is_silence(error):
+            self._last_resort(f"{model} could not be restarted: {error.message}")
 
     def _waiting(self, model: str, cause: str, wait_s: float) -> str:
         tries = self._tries[model]
@@ -164,10 +144,16 @@ class Keeper:
 
 
 def needs_restart(outage: Outage, patience_s: float) -> bool:
-    """Whether the process is known to be dead, or has been silent for longer than any that works."""
-    return outage.dead or outage.silent_s > patience_s
+    """Whether the process is known to be dead or wrong, or has not worked for longer than any that does."""
+    return outage.dead or bool(outage.fault) or max(outage.silent_s, outage.unready_s) > patience_s
 
 
 def cause_of(outage: Outage) -> str:
     """The outage in a few words."""
-    return "its process is gone" if outage.dead else f"no answer for {outage.silent_s:.0f} s"
+    if outage.dead:
+        return "its process is gone"
+    if outage.fault:
+        return outage.fault
+    if outage.silent_s >= outage.unready_s:
+        return f"no answer for {outage.silent_s:.0f} s"
+    return f"not ready for {outage.unready_s:.0f} s: {outage.trouble}"

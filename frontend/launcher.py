@@ -18,6 +18,7 @@ from common.settings import Settings, to_environ
 from frontend import doctor, tritonserver
 from frontend.banner import banner
 from frontend.child import Child
+from frontend.last_resort import RESTART_SIGNAL
 from frontend.lockfile import sole_user
 from frontend.parts import Frontend, ModelServer
 from frontend.steps import Steps
@@ -55,6 +56,7 @@ class Launcher:
         """Until a stop signal; raises VramgateError when the service cannot be started or kept running."""
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        asyncio.get_running_loop().add_signal_handler(RESTART_SIGNAL, self._on_call_for_help)
         with sole_user(self._settings.state.dir.expanduser()):
             stopped = asyncio.create_task(self._stop.wait())
             work = asyncio.create_task(self._work())
@@ -76,6 +78,11 @@ class Launcher:
         elif time.monotonic() - self._stopped_s > IMPATIENCE_S:
             self._frontend_keeper.kill()
             self._model_keeper.kill()
+
+    def _on_call_for_help(self) -> None:
+        """The frontend says that the model server answers no more; ended, it is started again."""
+        self._steps.say("! the frontend asks for a new model server")
+        self._model_keeper.kill()
 
     async def _work(self) -> None:
         require(self._settings)
@@ -116,6 +123,7 @@ class Launcher:
             await self._model_keeper.stop(latest_s - time.monotonic())
         if self._settings.triton.url is None:
             tritonserver.remove_shared_memory(self._settings)
+            tritonserver.remove_process_ids(self._settings)
 
 
 def require(settings: Settings) -> None:

@@ -127,6 +127,14 @@ class Metrics:
         """A try to bring an engine's process back begins."""
         self._restarts.labels(_one_of(model, MODELS)).inc()
 
+    def canary_answered(self, model: str, *, good: bool) -> None:
+        """An engine was asked for a known answer."""
+        self._canaries.labels(_one_of(model, MODELS), "good" if good else "bad").inc()
+
+    def ran_again(self, model: str) -> None:
+        """A request whose engine's process ended under it is run once more."""
+        self._reruns.labels(_one_of(model, MODELS)).inc()
+
     def observe_line(self, waiting: int) -> None:
         """How many requests wait for bytes."""
         self._waiting.set(waiting)
@@ -182,6 +190,8 @@ class Metrics:
         self._breaker_seconds = self._counter("breaker_open_seconds", "Time with an open breaker", "model")
         self._last_oom = self._gauge("last_oom_timestamp_seconds", "Unix time when memory last ran out", "model")
         self._restarts = self._counter("engine_restarts", "Tries to bring an engine's process back", "model")
+        self._canaries = self._counter("canaries", "Questions with a known answer", "model", "outcome")
+        self._reruns = self._counter("reruns", "Requests run again after their engine's process had ended", "model")
         self._open_since_s: dict[str, float] = {}
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:

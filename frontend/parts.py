@@ -1,6 +1,7 @@
 """The two processes of the service: the model server and the frontend."""
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
@@ -12,6 +13,7 @@ from common.errors import RequestError, VramgateError
 from common.settings import Settings
 from frontend import tritonserver
 from frontend.child import Child
+from frontend.last_resort import LAUNCHER_ENV
 from frontend.service_client import ServiceClient, local_url
 from frontend.steps import Steps
 from frontend.triton import Triton
@@ -65,6 +67,7 @@ class ModelServer:
             self._admin_key or "",
         )
         tritonserver.remove_shared_memory(self._settings)
+        tritonserver.remove_process_ids(self._settings)
         if self.log.exists() and self.log.stat().st_size > LOG_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))
         return await Child.start(self.name, command, tritonserver.environment(installation, self._environ), self.log)
@@ -108,7 +111,8 @@ class Frontend:
 
     async def start(self) -> Child:
         """A new process; ``-P`` keeps the working directory from hiding our packages."""
-        return await Child.start(self.name, [sys.executable, "-P", "-m", "frontend.serve"], self._environ)
+        environ = dict(self._environ) | {LAUNCHER_ENV: str(os.getpid())}
+        return await Child.start(self.name, [sys.executable, "-P", "-m", "frontend.serve"], environ)
 
     async def settle(self) -> None:
         """Waits until it answers and, for a while, until it is ready; raises VramgateError when it never answers."""

@@ -124,14 +124,15 @@ class ImageJob:
         return inputs
 
 
-def vram(statement: Statement) -> dict[str, int | str]:
-    """The ``vram`` object of an answer."""
-    return {
+def vram(statement: Statement, reruns: int = 0) -> dict[str, int | str]:
+    """The ``vram`` object of an answer; `reruns` are told where there were any."""
+    told: dict[str, int | str] = {
         "quoted_bytes": statement.quoted_bytes,
         "held_bytes": statement.held_bytes,
         "peak_bytes": statement.process_peak_bytes,
         "rung": statement.rung,
     }
+    return told | ({"reruns": reruns} if reruns else {})
 
 
 @dataclass(frozen=True)
@@ -144,10 +145,12 @@ class ImageResult:
     """float32 [C, H, W], where they were asked for."""
     statement: Statement
     price: Price
+    reruns: int = 0
+    """How often it was run again, because its engine's process had ended."""
 
     def vram(self) -> dict[str, int | str]:
         """The ``vram`` object of the answer."""
-        return vram(self.statement)
+        return vram(self.statement, self.reruns)
 
 
 class TextRun:
@@ -157,14 +160,19 @@ class TextRun:
     read waits here and is bounded by the tokens that were paid for.
     """
 
-    def __init__(self, price: Price) -> None:
+    def __init__(self, price: Price, *, whole: bool = False) -> None:
+        """`whole`: its reader wants nothing before the end, so a part that came can still be taken back."""
         self.price = price
+        self.reruns = 0
+        """How often it was run again, because its engine's process had ended."""
         self.lease_id = ""
         """Known once the run has started."""
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the engine's first response; holds the error of a run that never came so far."""
         self.task: asyncio.Task[None] | None = None
         """What feeds it."""
+        self._whole = whole
+        self._held_back: list[TextChunk] = []
         self._chunks: asyncio.Queue[TextChunk | None] = asyncio.Queue()
         self._statement: Statement | None = None
         self._error: RequestError | None = None
@@ -178,7 +186,7 @@ class TextRun:
 
     def vram(self) -> dict[str, int | str]:
         """The ``vram`` object of the answer, once the iteration has ended."""
-        return vram(self.statement)
+        return vram(self.statement, self.reruns)
 
     def __aiter__(self) -> AsyncIterator[TextChunk]:
         return self
@@ -206,10 +214,24 @@ class TextRun:
 
     def put(self, chunk: TextChunk) -> None:
         """A part of the answer."""
-        self._chunks.put_nowait(chunk)
+        if self._whole:
+            self._held_back.append(chunk)
+        else:
+            self._chunks.put_nowait(chunk)
+
+    def may_repeat(self) -> bool:
+        """Whether nothing of the answer, not even that there will be one, has reached its reader."""
+        return self._whole or not self.started.done()
+
+    def repeat(self) -> None:
+        """Takes back what came: it is run again."""
+        self.reruns += 1
+        self._held_back.clear()
 
     def finish(self, statement: Statement) -> None:
         """The answer is complete."""
+        for chunk in self._held_back:
+            self._chunks.put_nowait(chunk)
         self._statement = statement
         self.start()
         self._chunks.put_nowait(None)

@@ -18,6 +18,7 @@ from common import settings as settings_module
 from common.errors import SettingsError
 from common.settings import Settings
 from frontend.app import create_app
+from frontend.last_resort import STUCK
 
 KEEP_ALIVE_S = 5
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -42,7 +43,7 @@ class Server(uvicorn.Server):
 
 
 def main() -> int:
-    """Serves until a stop signal; 2 where the settings are wrong."""
+    """Serves until a stop signal; 2 where the settings are wrong, STUCK where the model server needs a restart."""
     try:
         settings = settings_module.load()
     except SettingsError as error:
@@ -53,7 +54,7 @@ def main() -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     app = create_app(settings)
     Server(configure(settings, app), app).run()
-    return 0
+    return STUCK if app.state.services.stuck else 0
 
 
 def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:

@@ -17,13 +17,17 @@ from common.settings import Settings
 from common.tokenizer import Tokenizer
 from common.wire import CARD, HOST, LLAMA_PAGES
 from frontend.admission import Admission
+from frontend.canary import Canary
 from frontend.engines import Engines
 from frontend.journal import Journal
 from frontend.keeper import Keeper
+from frontend.last_resort import LastResort
 from frontend.ledger import Clock, Ledger
 from frontend.metrics import Metrics
+from frontend.stubs import Stubs
 from frontend.teller import Teller
 from frontend.triton import Triton
+from frontend.tritonserver import shm_prefix
 
 TIMEOUT_HEADER = "x-request-timeout"
 JOURNAL_FILE = "journal.sqlite3"
@@ -45,6 +49,12 @@ class Services:
     engines: Engines
     teller: Teller
     tokenizers: "Tokenizers"
+    last_resort: LastResort | None = None
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the process ends because it cannot help itself."""
+        return self.last_resort is not None and self.last_resort.stuck
 
     def stop(self) -> None:
         """Readiness off, nothing new is admitted; what runs goes on."""
@@ -109,18 +119,31 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     admission = Admission(ledger, settings.admission, clock)
     metrics = Metrics()
     triton = Triton(settings.triton.address, settings.triton.admin_key)
-    engines = Engines(triton, ledger, admission, factors={LLAMA_PAGES: settings.llama.oversubscribe})
+    stubs = Stubs(shm_prefix(settings)) if settings.triton.url is None else None
+    engines = Engines(
+        triton,
+        ledger,
+        admission,
+        factors={LLAMA_PAGES: settings.llama.oversubscribe},
+        find_process=stubs.newest if stubs else lambda model: None,
+    )
     journal = Journal(settings.state.dir.expanduser() / JOURNAL_FILE, settings.state.journal_rows)
-    keeper = Keeper(triton, engines, metrics, clock, may_manage=settings.triton.admin_key is not None)
+    canary = Canary(triton, engines, metrics, settings.keeper.canary_s)
+    last_resort = LastResort(may_exit=settings.keeper.exit_when_stuck)
+    may_manage = settings.triton.admin_key is not None
+    keeper = Keeper(triton, engines, metrics, clock, settings.keeper, may_manage=may_manage, last_resort=last_resort)
     teller = Teller(engines, admission, ledger, triton, journal, metrics, settings, clock)
     tokenizers = Tokenizers(settings, engines)
     await triton.start()
     await engines.start()
+    await canary.start()
     await keeper.start()
+    parts = (ledger, admission, journal, metrics, triton, engines, teller, tokenizers)
     try:
-        yield Services(settings, clock, ledger, admission, journal, metrics, triton, engines, teller, tokenizers)
+        yield Services(settings, clock, *parts, last_resort=last_resort)
     finally:
         await keeper.close()
+        await canary.close()
         await teller.close(DRAIN_S)
         await engines.close()
         await triton.close()

@@ -3,15 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from typing import TypeVar
 
 import numpy as np
 
 from common.errors import (
     Cancelled,
-    DeadlineExceeded,
     InternalFault,
     NotReady,
     RequestError,
@@ -26,6 +25,7 @@ from frontend import faults, record
 from frontend.admission import Admission
 from frontend.claim import Claim
 from frontend.engines import Engines
+from frontend.held import Held
 from frontend.journal import Entry, Journal
 from frontend.ledger import Clock, Lease, Ledger
 from frontend.metrics import Metrics
@@ -37,27 +37,11 @@ __all__ = ["Held", "ImageJob", "ImageResult", "Teller", "TextChunk", "TextJob", 
 
 LOG = logging.getLogger(__name__)
 
+Answer = TypeVar("Answer")
+
 GUESSED_TOKENS_PER_S = 20.0
 GUESSED_PIXELS_PER_S = 200_000.0
 """Guesses until the first statement: a small model on two CPU cores."""
-
-
-@dataclass
-class Held:
-    """A lease in use: send `wire` with the work, and put the engine's statement here when it has come."""
-
-    lease: Lease
-    wire: WireLease
-    statement: Statement | None = None
-    limit: asyncio.Timeout | None = None
-    """Runs out at the deadline, or when the work has no engine any more."""
-    void: bool = False
-
-    def expire(self) -> None:
-        """The engine process that held it is gone."""
-        self.void = True
-        if self.limit is not None and not self.limit.expired():
-            self.limit.reschedule(asyncio.get_running_loop().time())
 
 
 class Teller:
@@ -100,12 +84,13 @@ class Teller:
         """Seconds that so many output tokens (llama) or pixels (unet) are expected to take."""
         return self._paces[model].expected_s(units)
 
-    async def generate(self, job: TextJob, timeout_s: float) -> TextRun:
+    async def generate(self, job: TextJob, timeout_s: float, *, whole: bool = False) -> TextRun:
         """Starts a text request; returns when the engine has it.
 
-        `timeout_s` covers waiting and running. Raises RequestError, and then nothing runs.
+        `timeout_s` covers waiting and running; with `whole` nothing is read before the end, so a request whose engine
+        dies is run again. Raises RequestError, and then nothing runs.
         """
-        run = TextRun(self.price_text(job))
+        run = TextRun(self.price_text(job), whole=whole)
         run.task = asyncio.create_task(self._pump(run, job, timeout_s), name="text run")
         self._pumps.add(run.task)
         run.task.add_done_callback(self._pumps.discard)
@@ -124,12 +109,17 @@ class Teller:
     @asynccontextmanager
     async def segmenting(self, job: ImageJob, timeout_s: float) -> AsyncIterator[ImageResult]:
         """The same, with the lease held for the time of the block: what is made of the mask is paid for until then."""
-        async with self.hold_image(job, timeout_s) as held:
+
+        async def send(held: Held) -> ImageResult:
             lease = np.array([held.wire.to_json().encode()], dtype=np.object_)
             outputs = ["mask", "statement"] + ["probabilities"] * job.probabilities
             arrays = await self._triton.infer("unet", job.inputs() | {"lease": lease}, outputs)
             held.statement = read_statement(arrays["statement"].flat[0])
-            yield ImageResult(arrays["mask"], arrays.get("probabilities"), held.statement, held.lease.price)
+            probabilities = arrays.get("probabilities")
+            return ImageResult(arrays["mask"], probabilities, held.statement, held.lease.price, held.reruns)
+
+        async with self.sending_image(job, timeout_s, send) as result:
+            yield result
 
     def hold_image(self, job: ImageJob, timeout_s: float) -> AbstractAsyncContextManager[Held]:
         """A lease for an image, for callers that send the work themselves; see :meth:`hold`. Raises NotReady."""
@@ -204,6 +194,7 @@ class Teller:
             self._ledger.settle(lease.id, statement)
         self._journal.append(Entry.of(lease, state, statement, time.time()))
         if statement is not None:
+            self._engines.watch(lease.model).prove(lease.boot_id, asyncio.get_running_loop().time())
             self._metrics.settled(statement)
             units = statement.output_tokens or statement.pixels
             self._paces[lease.model].observe(units, statement.queue_s + statement.run_s)
@@ -231,10 +222,20 @@ class Teller:
 
     async def _feed(self, run: TextRun, job: TextJob, timeout_s: float) -> Statement:
         began_s = self._clock()
+
+        async def attempt(flight: Flight) -> Statement:
+            if flight.number:
+                run.repeat()
+            return await self._stream(run, job, flight, began_s)
+
+        return await self._reruns.run("llama", timeout_s, attempt, run.may_repeat)
+
+    async def _stream(self, run: TextRun, job: TextJob, flight: Flight, began_s: float) -> Statement:
+        """One try."""
         silent = True
         expected_s = self.expected_s("llama", job.n * job.max_tokens)
-        async with self.hold("llama", run.price, timeout_s, expected_s, max_tokens=job.max_tokens) as held:
-            run.lease_id = held.lease.id
+        async with self.hold("llama", run.price, flight.left_s, expected_s, max_tokens=job.max_tokens) as held:
+            run.lease_id, flight.boot_id = held.lease.id, held.lease.boot_id
             inputs = job.inputs() | {"lease": held.wire.to_json()}
             async with aclosing(self._triton.generate_stream("llama", inputs)) as events:
                 async for event in events:
@@ -255,9 +256,3 @@ class Teller:
 def read_statement(text: str | bytes) -> Statement:
     """The statement in an engine's answer; raises UpstreamBroken if it is none."""
     return strictly(Statement.from_json, text)
-
-
-def _expiry(held: Held, timeout_s: float) -> RequestError:
-    if held.void:
-        return UpstreamBroken(f"{held.lease.model} was restarted while it worked")
-    return DeadlineExceeded(f"not finished within {timeout_s:g} s")

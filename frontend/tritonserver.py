@@ -161,6 +161,12 @@ def remove_shared_memory(settings: Settings, folder: Path = SHARED_MEMORY) -> in
     return len(left)
 
 
+def remove_process_ids(settings: Settings) -> None:
+    """Removes what the engines of an earlier server wrote of themselves. To be called when no server of ours runs."""
+    for left in (settings.state.dir.expanduser() / "engines").glob("*.pid"):
+        left.unlink(missing_ok=True)
+
+
 def _brought_along(binary: Path, backends: str | None) -> Installation:
     if backends is None:
         raise SettingsError("TRITON_BIN is set, TRITON_BACKENDS is not: it names the folder that holds python/")

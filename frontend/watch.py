@@ -134,11 +134,12 @@ class Watch:
 
         None while it is not known; what was heard before `asked_s` does not count.
         """
-        if self.status is not None and not self.lost and self.answered_s > asked_s:
-            if self.status.boot_id == boot_id:
-                return False
-            if self.status.ready and not self.doubt:
+        if self.status is not None and not self.lost:
+            is_new = self.status.boot_id != boot_id
+            if is_new and self.status.ready and not self.doubt:
                 return True
+            if not is_new and self.answered_s > asked_s:
+                return False
         return False if self.hopeless else None
 
     def renew(self, now_s: float) -> None:

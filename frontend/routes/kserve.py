@@ -17,6 +17,7 @@ from common.errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotF
 from frontend import v2, v2_image, v2_text
 from frontend.disconnect import EventStream, unless_disconnected
 from frontend.engines import MODELS
+from frontend.held import Held
 from frontend.prompts import Names, read_prompt, to_job
 from frontend.runs import TextJob, TextRun
 from frontend.services import Services, deadline_s, services
@@ -135,8 +136,9 @@ async def generate_stream(model: Model, request: Request, parts: Parts) -> Event
     """Text as server-sent events; ``"stream": false`` makes it a single one."""
     form, request_id = await _text_form(model, request, parts)
     job = await _job(parts, form)
-    run = await unless_disconnected(request, parts.teller.generate(job, deadline_s(request, parts.settings)))
-    return EventStream(run, _events(run, request_id, whole=form.stream is False))
+    whole, timeout_s = form.stream is False, deadline_s(request, parts.settings)
+    run = await unless_disconnected(request, parts.teller.generate(job, timeout_s, whole=whole))
+    return EventStream(run, _events(run, request_id, whole=whole))
 
 
 @router.api_route(
@@ -158,13 +160,17 @@ async def management(request: Request) -> Response:
 async def _segment(parts: Services, message: v2.InferRequest, timeout_s: float) -> v2.WireBody:
     """The segmentation model's answer as it gave it, but for the statement."""
     job = await asyncio.to_thread(v2_image.read_job, message, parts.engines.unet_limits())
-    async with parts.teller.hold_image(job, timeout_s) as held:
+
+    async def send(held: Held) -> v2.WireBody:
         sent = await asyncio.to_thread(v2_image.add_lease, message, held.wire.to_json())
         reply = await parts.triton.forward("POST", "/v2/models/unet/infer", sent.headers, sent.body)
         if reply.status != 200:
             object_of(reply)
         held.statement, answer = await asyncio.to_thread(v2_image.take_statement, reply.headers, reply.body)
-    return answer
+        return answer
+
+    async with parts.teller.sending_image(job, timeout_s, send) as answer:
+        return answer
 
 
 async def _answer(parts: Services, message: v2.InferRequest, timeout_s: float) -> v2.WireBody:
@@ -176,7 +182,7 @@ async def _answer(parts: Services, message: v2.InferRequest, timeout_s: float) -
 async def _complete(parts: Services, form: TextForm, timeout_s: float) -> Sequences:
     if form.stream:
         raise InvalidRequest("stream: this route answers in one piece, generate_stream streams", param="stream")
-    run = await parts.teller.generate(await _job(parts, form), timeout_s)
+    run = await parts.teller.generate(await _job(parts, form), timeout_s, whole=True)
     try:
         return await v2_text.gather(run)
     finally:

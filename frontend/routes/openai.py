@@ -61,7 +61,7 @@ async def _answer(
     timeout_s = deadline_s(request, parts.settings)
 
     async def whole() -> Response:
-        run = await parts.teller.generate(job, timeout_s)
+        run = await parts.teller.generate(job, timeout_s, whole=True)
         try:
             return JSONResponse(await form_of_answer(run, form.model, len(job.prompt_ids)).whole())
         finally:

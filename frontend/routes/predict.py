@@ -60,7 +60,7 @@ async def predict(request: Request, parts: Annotated[Services, Depends(services)
 
 async def _answer(parts: Services, job: TextJob, timeout_s: float) -> dict[str, Any]:
     began_s = parts.clock()
-    run = await parts.teller.generate(job, timeout_s)
+    run = await parts.teller.generate(job, timeout_s, whole=True)
     try:
         texts = [chunk.text for chunk in await gather(run)]
     finally:

@@ -1,10 +1,10 @@
 """Services whose teller, engines and model server do what a test tells them; the routes and the app are real."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import httpx
 import numpy as np
@@ -39,6 +39,8 @@ PAGES = LlamaLimits(
 STATEMENT = Statement(
     lease="lease-1", model="unet", quoted_bytes=11, held_bytes=10, process_peak_bytes=7, rung="none", pixels=6
 )
+
+Answer = TypeVar("Answer")
 
 
 def mask_of(height: int, width: int) -> NDArray[np.uint8]:
@@ -119,7 +121,7 @@ class FakeTeller:
         return llama.price_request(self._engines.llama_limits(), len(job.prompt_ids), job.max_tokens, job.n)
 
     @asynccontextmanager
-    async def hold_image(self, job: ImageJob, timeout_s: float) -> AsyncIterator[Held]:
+    async def _hold_image(self, job: ImageJob, timeout_s: float) -> AsyncIterator[Held]:
         self.jobs.append(job)
         lines = self.price_image(job).by_account()
         if self.refusal is not None:
@@ -136,14 +138,21 @@ class FakeTeller:
         self.ended.append("abandoned" if held.statement is None else "settled")
 
     @asynccontextmanager
+    async def sending_image(
+        self, job: ImageJob, timeout_s: float, send: Callable[[Held], Awaitable[Answer]]
+    ) -> AsyncIterator[Answer]:
+        async with self._hold_image(job, timeout_s) as held:
+            yield await send(held)
+
+    @asynccontextmanager
     async def segmenting(self, job: ImageJob, timeout_s: float) -> AsyncIterator[ImageResult]:
-        async with self.hold_image(job, timeout_s) as held:
+        async with self._hold_image(job, timeout_s) as held:
             held.statement = STATEMENT
             mask = mask_of(job.height, job.width) if self.mask is None else self.mask
             mask.flags.writeable = False
             yield ImageResult(mask, None, STATEMENT, self.price_image(job))
 
-    async def generate(self, job: TextJob, timeout_s: float) -> FakeRun:
+    async def generate(self, job: TextJob, timeout_s: float, *, whole: bool = False) -> FakeRun:
         if self.refusal is not None:
             raise self.refusal
         self.jobs.append(job)

@@ -1,0 +1,35 @@
+"""A lease in use."""
+
+import asyncio
+from dataclasses import dataclass
+
+from common.errors import DeadlineExceeded, RequestError, UpstreamBroken
+from common.wire import Lease as WireLease
+from common.wire import Statement
+from frontend.ledger import Lease
+
+
+@dataclass
+class Held:
+    """A lease in use: send `wire` with the work, and put the engine's statement here when it has come."""
+
+    lease: Lease
+    wire: WireLease
+    statement: Statement | None = None
+    limit: asyncio.Timeout | None = None
+    """Runs out at the deadline, or when the work has no engine any more."""
+    void: bool = False
+    reruns: int = 0
+    """How often the work was sent before, to a process that ended."""
+
+    def expire(self) -> None:
+        """The engine process that held it is gone."""
+        self.void = True
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+    def expiry(self, timeout_s: float) -> RequestError:
+        """Why the limit ran out, for work that was given `timeout_s`."""
+        if self.void:
+            return UpstreamBroken(f"{self.lease.model} was restarted while it worked")
+        return DeadlineExceeded(f"not finished within {timeout_s:g} s")
