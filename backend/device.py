@@ -38,6 +38,11 @@ def label(device: torch.device) -> str:
     return f"cuda:{uuid_of(device)}" if device.type == "cuda" else "cpu"
 
 
+def upload(values: list[int] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`values` on the device, by a copy that neither waits for the device's work nor lets the caller wait."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
 def open_card(settings: Settings, device: torch.device, beside_bytes: int = 0) -> Card:
     """The card behind `device`; on the CPU a slice of host memory shared with the other engines' processes.
 

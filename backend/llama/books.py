@@ -23,6 +23,7 @@ class Books:
         self._limits = limits
         self._settings = settings
         self._tokenizer = tokenizer
+        self._lazily = settings.oversubscribe > 1
         self._scheduler = self._new_scheduler()
         self._answers: dict[Sequence, Answer] = {}
         self._tombstones = Tombstones()
@@ -55,18 +56,21 @@ class Books:
 
     def unwanted(self, now_s: float) -> list[tuple[Job, errors.RequestError]]:
         """Jobs that must not go on, and why."""
-        jobs = list(self.jobs.values())
-        cancelled = [job for job in jobs if job.cancelling]
-        late = [job for job in jobs if not job.cancelling and job.is_late(now_s)]
-        return [(job, errors.Cancelled("the request was cancelled")) for job in cancelled] + [
-            (job, errors.DeadlineExceeded("the time for this request is used up")) for job in late
-        ]
+        found: list[tuple[Job, errors.RequestError]] = []
+        for job in self.jobs.values():
+            if job.cancelling:
+                found.append((job, errors.Cancelled("the request was cancelled")))
+            elif now_s >= job.late_s:
+                found.append((job, errors.DeadlineExceeded("the time for this request is used up")))
+        return found
 
     def plan(self, now_s: float) -> list[Slice]:
         """The next step."""
         step = self._scheduler.plan()
         for slice_ in step:
-            self._answers[slice_.sequence].job.note_step(now_s)
+            # Only where a sequence starts, or takes pages as it grows, does what its job holds change.
+            if slice_.start == 0 or self._lazily:
+                self._answers[slice_.sequence].job.note_step(now_s)
         return step
 
     def answer_of(self, slice_: Slice) -> Answer | None:
@@ -158,5 +162,5 @@ class Books:
             self._limits.page_tokens,
             self._settings.step_tokens,
             self._settings.max_batch,
-            lazily=self._settings.oversubscribe > 1,
+            lazily=self._lazily,
         )

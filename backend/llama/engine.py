@@ -190,7 +190,7 @@ class LlamaEngine:
             now_s = self._clock()
             farewells = [self._end(job, error) for job, error in self._books.unwanted(now_s)]
             step = self._books.plan(now_s)
-            draws = [answer.draw() for s in step if s.samples and (answer := self._books.answer_of(s))]
+            draws = [answer.draw for s in step if s.samples and (answer := self._books.answer_of(s))]
             dirty = self._books.take_dirty()
         self._tell(farewells)
         self._runner.clear(dirty)

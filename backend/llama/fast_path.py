@@ -1,4 +1,4 @@
-"""Steps on CUDA: decodes as captured graphs, chunks over the same fused kernels as they come.
+"""Steps on CUDA over the fused kernels: decodes as captured graphs, chunks with the decodes beside them as they come.
 
 A graph runs on fixed buffers: the tokens, their positions and the pages of each sequence are copied in, the logits come
 out in place. A smaller batch is padded with tokens that read and write the pool's page that is never lent.
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
+from backend.device import upload
 from backend.llama import fused
-from backend.llama.chunks import ChunkBatch
 from backend.llama.fused import Batch
-from backend.llama.kernels.attention import attend
+from backend.llama.kernels.attention import attend, cuts
+from backend.llama.mixed import MixedBatch
 from backend.llama.model import Llama
 from backend.llama.pages import PagePool
 from backend.llama.scheduler import Slice
@@ -31,6 +32,8 @@ class CudaPath:
             rows=torch.arange(max_batch, dtype=torch.int32, device=device),
             table=torch.full((max_batch, max_pages), pool.trash, dtype=torch.int32, device=device),
         )
+        self._shown: list[tuple[list[int], int]] = []
+        """The pages in each row of the table, and how many they were."""
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._sizes = batch_sizes(max_batch)
 
@@ -45,51 +48,59 @@ class CudaPath:
                 logits = self._step(size)
             self._graphs[size] = (graph, logits)
 
-    def decode(self, decodes: Sequence[Slice]) -> torch.Tensor:
+    def forward(self, step: Sequence[Slice]) -> torch.Tensor:
         """See :class:`backend.llama.runner.FastPath`."""
+        if all(slice_.is_decode for slice_ in step):
+            return self._decode(step)
+        mixed = MixedBatch(step, self._pool)
+        return fused.forward(self._model, self._pool, mixed.batch, mixed.attend, mixed.logit_rows)
+
+    def _decode(self, decodes: Sequence[Slice]) -> torch.Tensor:
         count = len(decodes)
         size = next(size for size in self._sizes if size >= count)
-        self._fill(decodes, size)
+        padding = [0] * (size - count)
+        tokens = [decode.last_token for decode in decodes] + padding
+        positions = [decode.start for decode in decodes] + padding
+        sent = upload(tokens + positions, torch.int32, self._pool.device)
+        self._batch.token_ids[:size] = sent[:size]
+        self._batch.positions[:size] = sent[size:]
+        self._show_pages(decodes, size)
         graph, logits = self._graphs[size]
         graph.replay()
         return logits[:count]
 
-    def chunks(self, slices: Sequence[Slice]) -> torch.Tensor:
-        """See :class:`backend.llama.runner.FastPath`."""
-        chunks = ChunkBatch(slices, self._pool)
-        return fused.forward(self._model, self._pool, chunks.batch, chunks.attend, chunks.logit_rows)
-
-    def _fill(self, decodes: Sequence[Slice], size: int) -> None:
-        width = max(len(decode.sequence.pages) for decode in decodes)
-        trash = [self._pool.trash] * width
-        rows = [
-            [decode.last_token, decode.start, *decode.sequence.pages, *trash[len(decode.sequence.pages) :]]
-            for decode in decodes
+    def _show_pages(self, decodes: Sequence[Slice], size: int) -> None:
+        """Brings the table up to date; from one step to the next most rows stay as they are."""
+        wanted = [(decode.sequence.pages, len(decode.sequence.pages)) for decode in decodes]
+        wanted += [(_NO_PAGES, 0)] * (size - len(decodes))
+        stale = [
+            row
+            for row, (pages, count) in enumerate(wanted)
+            if row >= len(self._shown) or self._shown[row][0] is not pages or self._shown[row][1] != count
         ]
-        rows += [[0, 0, *trash]] * (size - len(decodes))
-        host = torch.tensor(rows, dtype=torch.int32, pin_memory=True)
-        device = host.to(self._pool.device, non_blocking=True)
-        self._batch.token_ids[:size] = device[:, 0]
-        self._batch.positions[:size] = device[:, 1]
-        self._batch.table[:size, :width] = device[:, 2:]
+        if not stale:
+            return
+        width = max(1, max(wanted[row][1] for row in stale))
+        rows = [[*wanted[row][0], *[self._pool.trash] * (width - wanted[row][1])] for row in stale]
+        sent = upload([[row, *pages] for row, pages in zip(stale, rows, strict=True)], torch.int32, self._pool.device)
+        self._batch.table[:, :width].index_copy_(0, sent[:, 0].long(), sent[:, 1:])
+        self._shown[:size] = wanted
 
     def _step(self, size: int) -> torch.Tensor:
         whole = self._batch
         batch = Batch(whole.token_ids[:size], whole.positions[:size], whole.rows[:size], whole.table[:size])
-        splits = cuts(size)
         return fused.forward(
             self._model,
             self._pool,
             batch,
-            lambda queries, keys, values: attend(queries, keys, values, batch.table, batch.positions, splits),
+            lambda queries, keys, values: attend(queries, keys, values, batch.table, batch.positions, cuts(size)),
         )
+
+
+_NO_PAGES: list[int] = []
+"""Of a row of padding: it reads and writes the page that is never lent."""
 
 
 def batch_sizes(max_batch: int) -> list[int]:
     """Powers of two up to `max_batch`, and that itself."""
     return sorted({1 << power for power in range(max_batch.bit_length()) if 1 << power <= max_batch} | {max_batch})
-
-
-def cuts(size: int) -> int:
-    """Pieces, a power of two, that the attention of each sequence is cut into: about 64 in all, 16 at the most."""
-    return 1 << max(1, min(16, 64 // size)).bit_length() - 1

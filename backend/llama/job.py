@@ -1,6 +1,6 @@
 """One request in flight: its sequences, its times, its way out."""
 
-import random
+import math
 from dataclasses import dataclass, field
 
 from backend.engine import Outlet
@@ -24,12 +24,9 @@ class Answer:
         self.is_told = False
         """Whether its last chunk was made."""
         self._tokenizer = tokenizer
-        self._generator: random.Random = generator_of(generation.sampling, index)
-        self._detokeniser = Detokeniser(tokenizer, generation.prompt_ids, generation.stop)
-
-    def draw(self) -> Draw:
+        self.draw = Draw(generation.sampling, self.sequence.tokens, generator_of(generation.sampling, index))
         """What decides its next token."""
-        return Draw(self.job.generation.sampling, self.sequence.tokens, self._generator)
+        self._detokeniser = Detokeniser(tokenizer, generation.prompt_ids, generation.stop)
 
     def note(self, choice: Choice) -> bool:
         """Whether the newest token is the last by what it is or by their number; sets ``finish_reason`` then."""
@@ -72,6 +69,12 @@ class Job:
     prefilled_s: float | None = None
     """When its first output token came."""
     most_pages: int = 0
+    late_s: float = field(init=False)
+    """When the time that the caller gave is used up."""
+
+    def __post_init__(self) -> None:
+        lease = self.generation.lease
+        self.late_s = self.arrived_s + lease.deadline_s if lease else math.inf
 
     @property
     def is_done(self) -> bool:
@@ -82,11 +85,6 @@ class Job:
     def held_pages(self) -> int:
         """Pages its sequences hold now."""
         return sum(len(answer.sequence.pages) for answer in self.answers)
-
-    def is_late(self, now_s: float) -> bool:
-        """Whether the time that the caller gave is used up."""
-        lease = self.generation.lease
-        return lease is not None and now_s - self.arrived_s >= lease.deadline_s
 
     def note_step(self, now_s: float) -> None:
         """A step that begins now has tokens of this job."""

@@ -43,19 +43,7 @@ class Runner:
 
         They are valid until the next call.
         """
-        if self._fast is None:
-            return self._mixed(step)
-        decodes = [slice_ for slice_ in step if slice_.is_decode]
-        chunks = [slice_ for slice_ in step if not slice_.is_decode]
-        if not decodes:
-            return self._fast.chunks(chunks)
-        decoded = self._fast.decode(decodes)
-        if not chunks:
-            return decoded
-        # A chunk may stand in front of a decode, so the rows are put back in the order of the step.
-        rows = {id(slice_.sequence): row for row, slice_ in enumerate(s for s in (*decodes, *chunks) if s.samples)}
-        order = [rows[id(slice_.sequence)] for slice_ in step if slice_.samples]
-        return torch.cat((decoded, self._fast.chunks(chunks)))[order]
+        return self._fast.forward(step) if self._fast else self._mixed(step)
 
     def _mixed(self, step: Sequence[Slice]) -> torch.Tensor:
         """See ``forward``; decodes and chunks in one pass of the reference path."""
@@ -119,11 +107,8 @@ class FastPath(Protocol):
     def capture(self) -> None:
         """Takes its memory and makes itself ready."""
 
-    def decode(self, decodes: Sequence[Slice]) -> torch.Tensor:
-        """Logits [len(decodes), vocab] float32 of one token for each of many sequences, valid until the next call."""
-
-    def chunks(self, slices: Sequence[Slice]) -> torch.Tensor:
-        """Logits [slices that sample, vocab] float32 of slices of any length."""
+    def forward(self, step: Sequence[Slice]) -> torch.Tensor:
+        """See :meth:`Runner.forward`; the logits are float32."""
 
 
 _DEMANDING = (

@@ -7,6 +7,7 @@ whatever the neighbours: exactly on the CPU in float32, as far as the kernels' r
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -17,6 +18,7 @@ GREEDY_BELOW = 1e-4
 """Temperatures below this are greedy: dividing by them would only overflow."""
 SHORTLIST = 512
 """Likeliest tokens that a cut looks at first; the whole vocabulary is sorted only where these do not suffice."""
+_NO_NUMBERS = -1
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,12 @@ class Draw:
     """Prompt and output so far, for the repetition penalty."""
     generator: random.Random
 
-    @property
+    @cached_property
     def is_greedy(self) -> bool:
         """Whether chance plays no part."""
         return self.sampling.temperature < GREEDY_BELOW
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the likeliest token is the answer as it stands."""
         return self.is_greedy and self.sampling.repetition_penalty == 1.0
@@ -61,20 +63,21 @@ def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
     """
     logits = logits.float()
     peaks, likeliest = logits.max(dim=-1)
-    finite = peaks.isfinite().tolist()
-    token_ids = likeliest.tolist()
-    worked = [row for row, draw in enumerate(draws) if finite[row] and not draw.is_plain]
+    # In one answer, so that the device is waited for once.
+    token_ids: list[int] = torch.where(peaks.isfinite(), likeliest, _NO_NUMBERS).tolist()
+    worked = [row for row, draw in enumerate(draws) if not draw.is_plain and token_ids[row] != _NO_NUMBERS]
     for start in range(0, len(worked), SAMPLED_ROWS):
         rows = worked[start : start + SAMPLED_ROWS]
         for row, token_id in zip(rows, _draw(logits[rows], [draws[row] for row in rows]), strict=True):
             token_ids[row] = token_id
-    choices: list[Choice | None] = [
-        Choice(token_id) if ok else None for token_id, ok in zip(token_ids, finite, strict=True)
+    return [
+        None
+        if token_id == _NO_NUMBERS
+        else Choice(token_id)
+        if draw.sampling.logprobs is None
+        else _with_logprobs(logits[row], token_id, draw.sampling.logprobs)
+        for row, (draw, token_id) in enumerate(zip(draws, token_ids, strict=True))
     ]
-    for row, draw in enumerate(draws):
-        if finite[row] and draw.sampling.logprobs is not None:
-            choices[row] = _with_logprobs(logits[row], token_ids[row], draw.sampling.logprobs)
-    return choices
 
 
 def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:

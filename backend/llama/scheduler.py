@@ -46,7 +46,7 @@ class Sequence:
         return self.prompt_tokens + self.max_tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Slice:
     """`count` tokens of a sequence from position `start` on, to go through the model in one step."""
 
@@ -119,8 +119,11 @@ class Scheduler:
 
     def plan(self) -> list[Slice]:
         """The next step, decodes first; empty when there is nothing to do. Pages are taken here."""
-        self._grow_decodes()
-        step = [Slice.next_of(sequence, 1) for sequence in self.running if sequence.pending == 1]
+        if self._lazily:
+            self._grow_decodes()
+        step = [
+            Slice(sequence, sequence.computed, 1, samples=True) for sequence in self.running if sequence.pending == 1
+        ]
         step += self._chunks(self._step_tokens - len(step))
         step += self._starts(self._step_tokens - sum(slice_.count for slice_ in step))
         return step

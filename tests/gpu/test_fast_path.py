@@ -79,6 +79,19 @@ def test_chunks_and_decodes_in_one_step_keep_their_rows() -> None:
     assert float((got - expected).norm() / expected.norm()) < 2e-2
 
 
+def test_a_row_that_changes_hands_or_grows_reads_its_own_pages() -> None:
+    fast, plain = runners(torch.bfloat16)
+    step = decodes(LENGTHS[:4])
+    fast.forward(step), plain.forward(step)
+    left = step[2:]
+    left[0].sequence.tokens.append(5)
+    left[0].sequence.computed += 1
+    left[0].sequence.pages.append(99)
+    later = [Slice.next_of(left[0].sequence, 1), left[1], *decodes((30, 300))]
+    got, expected = fast.forward(later).float(), plain.forward(later).float()
+    assert float((got - expected).norm() / expected.norm()) < 2e-2
+
+
 def test_pages_that_do_not_tile_are_left_to_the_reference() -> None:
     from backend.llama.fused import can_fuse
 

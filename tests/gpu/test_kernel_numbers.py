@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backend.llama.chunks import ChunkBatch
 from backend.llama.fused import forward
 from backend.llama.kernels.attention import attend, store_qkv
 from backend.llama.kernels.chunks import attend_chunks
 from backend.llama.kernels.norms import add_norm
 from backend.llama.kernels.products import Tiling, gate_up, gated_product, product, tiling_for
+from backend.llama.mixed import MixedBatch
 from backend.llama.model import rotate
 from backend.llama.pages import PagePool
 from backend.llama.runner import Runner
@@ -129,8 +129,8 @@ def test_chunks_go_through_the_fused_kernels_as_through_the_reference(
             for cached in pool.layer(layer):
                 cached.copy_(past)
         if path == "fused":
-            chunks = ChunkBatch(slices, pool)
-            answers.append(forward(model, pool, chunks.batch, chunks.attend, chunks.logit_rows))
+            mixed = MixedBatch(slices, pool)
+            answers.append(forward(model, pool, mixed.batch, mixed.attend, mixed.logit_rows))
         else:
             answers.append(Runner(model, pool, step_tokens=512, max_batch=8).forward(slices).float())
         written.append(torch.cat([cached.flatten() for cached in pool.layer(1)]))
@@ -142,8 +142,8 @@ def test_chunks_go_through_the_fused_kernels_as_through_the_reference(
 def test_chunks_that_do_not_sample_give_no_logits(device: torch.device, dtype: torch.dtype) -> None:
     model = build(config(4, 2, 64), RandomWeights(device), dtype, device)
     pool = PagePool(model.shape, PAGES, PAGE, dtype, device)
-    chunks = ChunkBatch([Slice(Sequence(list(range(20)), 1, pages=[3]), 0, 5, samples=False)], pool)
-    assert forward(model, pool, chunks.batch, chunks.attend, chunks.logit_rows).shape == (0, model.shape.vocab)
+    mixed = MixedBatch([Slice(Sequence(list(range(20)), 1, pages=[3]), 0, 5, samples=False)], pool)
+    assert forward(model, pool, mixed.batch, mixed.attend, mixed.logit_rows).shape == (0, model.shape.vocab)
     assert pool.layer(1)[0][3, :5].abs().sum() > 0
 
 

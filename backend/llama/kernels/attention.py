@@ -109,6 +109,11 @@ def attend(
     return out
 
 
+def cuts(sequences: int) -> int:
+    """Pieces, a power of two, that the attention of each sequence is cut into: about 64 in all, 16 at the most."""
+    return 1 << max(1, min(16, 64 // sequences)).bit_length() - 1
+
+
 @triton.jit
 def _store_qkv(
     partial,
