@@ -157,6 +157,19 @@ class Admission(Section):
     max_wait_s: Seconds = 10.0
 
 
+class Keeper(Section):
+    """Bringing back a model whose process has died, hangs, or answers wrongly."""
+
+    patience_s: Seconds = 30.0
+    """A process without an answer, or that calls itself not ready, for so long is replaced: no load explains it."""
+    canary_s: Seconds = 30.0
+    """An idle engine is asked for a known answer so often."""
+    max_restarts: int = Field(10, ge=1)
+    """Of one model within an hour."""
+    exit_when_stuck: bool = False
+    """Where the model server may not load models: end with status 75, so that an orchestrator restarts both."""
+
+
 class Watchdog(Section):
     """The thread in each engine that reads the card."""
 

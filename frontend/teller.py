@@ -30,6 +30,7 @@ from frontend.journal import Entry, Journal
 from frontend.ledger import Clock, Lease, Ledger
 from frontend.metrics import Metrics
 from frontend.pace import Pace
+from frontend.reruns import Flight, Reruns
 from frontend.runs import ImageJob, ImageResult, TextChunk, TextJob, TextRun
 from frontend.triton import Triton, strictly
 
@@ -67,6 +68,7 @@ class Teller:
         self._settings = settings
         self._clock = clock
         self._paces = {"llama": Pace(GUESSED_TOKENS_PER_S), "unet": Pace(GUESSED_PIXELS_PER_S)}
+        self._reruns = Reruns(engines, metrics, clock)
         self._live: dict[str, Held] = {}
         self._pumps: set[asyncio.Task[None]] = set()
         engines.on_void.append(self._expire)
@@ -121,8 +123,28 @@ class Teller:
         async with self.sending_image(job, timeout_s, send) as result:
             yield result
 
-    def hold_image(self, job: ImageJob, timeout_s: float) -> AbstractAsyncContextManager[Held]:
-        """A lease for an image, for callers that send the work themselves; see :meth:`hold`. Raises NotReady."""
+    @asynccontextmanager
+    async def sending_image(
+        self, job: ImageJob, timeout_s: float, send: Callable[[Held], Awaitable[Answer]]
+    ) -> AsyncIterator[Answer]:
+        """What `send` gives, with the lease held for the time of the block; it is called again if the engine dies.
+
+        It sends the work under the lease and leaves the statement there. Raises as :meth:`hold` does.
+        """
+        async with AsyncExitStack() as kept:
+
+            async def attempt(flight: Flight) -> Answer:
+                async with AsyncExitStack() as trying:
+                    held = await trying.enter_async_context(self._hold_image(job, flight.left_s))
+                    held.reruns, flight.boot_id = flight.number, held.lease.boot_id
+                    answer = await send(held)
+                    await kept.enter_async_context(trying.pop_all())
+                    return answer
+
+            yield await self._reruns.run("unet", timeout_s, attempt)
+
+    def _hold_image(self, job: ImageJob, timeout_s: float) -> AbstractAsyncContextManager[Held]:
+        """A lease for an image; see :meth:`hold`. Raises NotReady."""
         price = self.price_image(job)
         expected_s = self.expected_s("unet", job.height * job.width)
         canvas_bytes = price.by_account().get(UNET_CANVAS, 0)
@@ -157,7 +179,7 @@ class Teller:
         except TimeoutError:
             if held.limit is None or not held.limit.expired():
                 raise
-            raise _expiry(held, timeout_s) from None
+            raise held.expiry(timeout_s) from None
         finally:
             del self._live[lease.id]
             self._end(held)
