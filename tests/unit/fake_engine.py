@@ -38,6 +38,8 @@ class FakeEngine:
     model: str
     boot_id: str = "boot-1"
     tokens: int = 3
+    gone: str = ""
+    """What the server says in its place, once its process has died."""
     stop_s: float = 0.0
     """How long cancelled work goes on."""
     failure: str | None = None
@@ -100,6 +102,8 @@ class FakeEngine:
         self.active.clear()
 
     async def _control(self, request: web.Request) -> web.Response:
+        if self.gone:
+            return web.json_response({"error": self.gone}, status=400)
         message = json.loads((await request.json())["control"])
         if message["op"] == "status":
             return web.json_response({"control": self.status().to_json()})

@@ -1,124 +1,19 @@
+"""A model whose process dies, hangs or fails comes back, where anything can be done about it."""
+
 import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
-from aiohttp import web
 
 from common.errors import NotReady
-from common.sections import Admission as AdmissionSettings
-from common.wire import EngineStatus
 from estimator.price import Line, Price
-from frontend.admission import Admission
-from frontend.engines import Engines, Outage
-from frontend.keeper import Keeper, Tries, needs_restart
-from frontend.ledger import Ledger
-from frontend.metrics import Metrics
+from frontend.engines import Outage
+from frontend.keeper import cause_of, needs_restart
+from frontend.tries import Tries
 from tests.unit.books import Clock
-from tests.unit.engine_bench import PAGES, STATUS, UNET
-from tests.unit.fake_triton import client
+from tests.unit.engine_bench import PAGES, STATUS
+from tests.unit.keeper_room import DEAD, HASTE, PATIENCE_S, UNKNOWN, room
 from tests.unit.web import run, until
-
-DEAD = "Stub process 'llama_0_0' is not healthy."
-UNKNOWN = "Request for unknown model: 'llama' is not found"
-PATIENCE_S = 0.8
-HASTE = 2
-"""How much faster the keeper's clock goes: its waits are seconds."""
-
-
-@dataclass
-class Server:
-    """A model server whose llama is told how to be: "well", an error's text, or "silent"."""
-
-    llama: str = "well"
-    live: bool = True
-    refusal: str = ""
-    broken_loads: int = 0
-    calls: list[str] = field(default_factory=list)
-    boots: int = 1
-
-    async def generate(self, request: web.Request) -> web.Response:
-        model = request.match_info["model"]
-        if model == "unet":
-            return told(UNET)
-        if self.llama == "silent":
-            await asyncio.sleep(3600)
-        if self.llama != "well":
-            return web.json_response({"error": self.llama}, status=500)
-        return told(replace(STATUS, boot_id=f"boot-{self.boots}"))
-
-    async def repository(self, request: web.Request) -> web.Response:
-        model, verb = request.match_info["model"], request.match_info["verb"]
-        self.calls.append(f"{verb} {model}")
-        if request.headers.get("x-vramgate-admin") != "secret":
-            return web.json_response({"error": "This API is restricted"}, status=403)
-        if self.refusal:
-            return web.json_response({"error": self.refusal}, status=400)
-        if verb == "unload":
-            self.llama = UNKNOWN
-        elif self.broken_loads:
-            self.broken_loads -= 1
-            return web.json_response({"error": "failed to load 'llama'"}, status=400)
-        elif self.llama == UNKNOWN:
-            self.llama, self.boots = "well", self.boots + 1
-        return web.Response()
-
-    async def health(self, request: web.Request) -> web.Response:
-        return web.Response(status=200 if self.live else 503)
-
-
-def told(status: EngineStatus) -> web.Response:
-    return web.json_response({"control": status.to_json()})
-
-
-@dataclass
-class Room:
-    server: Server
-    ledger: Ledger
-    engines: Engines
-    metrics: Metrics
-
-    @property
-    def reason(self) -> str:
-        return self.engines.ready()[1].get("llama", "")
-
-    @property
-    def restarts(self) -> int:
-        sample = 'vramgate_engine_restarts_total{model="llama"} '
-        lines = self.metrics.render().decode().splitlines()
-        return int(sum(float(line.removeprefix(sample)) for line in lines if line.startswith(sample)))
-
-
-@asynccontextmanager
-async def room(*, may_manage: bool = True) -> AsyncIterator[Room]:
-    """A keeper over a healthy server."""
-    server, ledger, metrics = Server(), Ledger(time.monotonic), Metrics()
-    routes = (
-        ("POST", "/v2/models/{model}/generate", server.generate),
-        ("POST", "/v2/repository/models/{model}/{verb}", server.repository),
-        ("GET", "/v2/health/live", server.health),
-    )
-    async with client(*routes, control_s=PATIENCE_S / 4) as triton:
-        engines = Engines(triton, ledger, Admission(ledger, AdmissionSettings(), time.monotonic), poll_s=0.01)
-        keeper = Keeper(
-            triton,
-            engines,
-            metrics,
-            lambda: HASTE * time.monotonic(),
-            may_manage=may_manage,
-            patience_s=PATIENCE_S,
-            look_s=0.01,
-        )
-        await engines.start()
-        await keeper.start()
-        try:
-            await until(lambda: engines.ready()[0])
-            yield Room(server, ledger, engines, metrics)
-        finally:
-            await keeper.close()
-            await engines.close()
 
 
 def test_a_dead_process_is_unloaded_then_loaded_and_its_leases_are_void() -> None:
@@ -222,6 +117,7 @@ def test_a_server_that_refuses_is_asked_once() -> None:
             await until(lambda: "cannot be restarted from here" in kept.reason)
             await asyncio.sleep(3 / HASTE)
             assert kept.server.calls == ["unload llama"]
+            assert "cannot be restarted from here" in kept.help_calls[-1]
             assert "not allowed if polling is enabled" in kept.reason
 
     run(test)
@@ -233,6 +129,54 @@ def test_without_the_admin_key_nothing_is_asked() -> None:
             kept.server.llama = DEAD
             await until(lambda: "admin key is not known" in kept.reason)
             assert kept.server.calls == []
+
+    run(test)
+
+
+def test_a_process_that_is_seen_to_end_voids_its_leases_before_anything_answers() -> None:
+    async def test() -> None:
+        async with room(seen=True) as kept:
+            lease = kept.ledger.reserve("llama", Price((Line(PAGES, 100, "a page"),)), "boot-1", 5.0)
+            kept.ledger.start(lease.id)
+            kept.server.llama, kept.server.refusal = "silent", "not now"
+            kept.processes[-1].runs = False
+            await until(lambda: kept.ledger.lease(lease.id) is None)
+            assert (kept.server.boots, kept.engines.ready()[0]) == (1, False)
+            kept.ledger.check()
+
+    run(test)
+
+
+def test_a_process_that_hangs_is_killed_before_it_is_replaced_and_one_that_is_stopped_is_no_dead_one() -> None:
+    async def test() -> None:
+        async with room(seen=True) as kept:
+            kept.server.llama = DEAD
+            await asyncio.sleep(PATIENCE_S / 2)
+            assert kept.server.calls == []
+            await until(lambda: kept.server.boots == 2 and kept.engines.ready()[0])
+            assert kept.server.calls == ["kill", "unload llama", "load llama"]
+
+    run(test)
+
+
+def test_a_server_that_hangs_itself_is_told_to_whoever_started_it() -> None:
+    async def test() -> None:
+        async with room() as kept:
+            kept.server.frozen = True
+            await until(lambda: bool(kept.help_calls))
+            assert "has not answered" in kept.help_calls[0]
+            assert kept.server.calls == []
+
+    run(test)
+
+
+def test_an_engine_that_calls_itself_stuck_for_long_is_restarted() -> None:
+    async def test() -> None:
+        async with room() as kept:
+            stuck = replace(STATUS, boot_id="boot-1", ready=False, reason="no step for 31 s")
+            kept.server.statuses["boot-1"] = stuck
+            await until(lambda: kept.server.boots == 2 and kept.engines.ready()[0])
+            assert kept.server.calls == ["unload llama", "load llama"]
 
     run(test)
 
@@ -250,6 +194,13 @@ def test_waits_double_up_to_a_minute_and_end_at_the_limit_of_an_hour() -> None:
     assert not tries.used_up
 
 
-def test_only_death_and_a_long_silence_call_for_a_restart() -> None:
-    outages = (Outage(True, 0.0), Outage(False, 6.1), Outage(False, 6.0), Outage(False, 0.0))
-    assert [needs_restart(outage, 6.0) for outage in outages] == [True, True, False, False]
+def test_only_death_wrong_answers_and_a_long_silence_call_for_a_restart() -> None:
+    reasons = (Outage(dead=True), Outage(fault="x"), Outage(silent_s=6.1), Outage(unready_s=6.1, trouble="y"))
+    assert all(needs_restart(outage, 6.0) for outage in reasons)
+    assert not any(needs_restart(outage, 6.0) for outage in (Outage(), Outage(silent_s=6.0), Outage(unready_s=6.0)))
+    assert [cause_of(outage) for outage in reasons] == [
+        "its process is gone",
+        "x",
+        "no answer for 6 s",
+        "not ready for 6 s: y",
+    ]
