@@ -26,7 +26,7 @@ from backend.llama.scheduler import Sequence, Slice
 from common import model_folder
 from common.sections import Llama
 from common.settings import Settings
-from loadtests import card_limits, dummy_model, engine_driver, peers, record
+from loadtests import agreement, card_limits, dummy_model, engine_driver, peers, record
 
 DECODE_LENGTH = 512
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
@@ -182,6 +182,7 @@ def peer_figures(folder: Path, figures: Figures, rows: Rows) -> None:
     if best:
         figures["transformers_cb_tokens_per_s_64"] = best
         figures["ratio_to_transformers_cb_64"] = figures["engine_tokens_per_s_64"] / best
+    figures |= agreement.figures(model)
 
 
 def bench_cpu(figures: Figures, rows: Rows) -> None:

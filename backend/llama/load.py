@@ -38,7 +38,7 @@ def open_runner(settings: Settings, folder: Path, device: torch.device) -> Runne
     log.info(
         "llama: %s", standing(shape, dtype, llama.page_tokens, pages, llama.step_tokens, llama.max_batch).explain()
     )
-    return Runner(model, pool, llama.step_tokens, llama.max_batch, _fast_path(model, pool, llama.max_batch))
+    return Runner(model, pool, llama.step_tokens, llama.max_batch, fast_path(model, pool, llama.max_batch))
 
 
 def served_shape(config: dict[str, Any], llama: LlamaSettings) -> LlamaShape:
@@ -76,15 +76,17 @@ def _open_model(
         return build(config, checkpoint, dtype, device)
 
 
-def _fast_path(model: Llama, pool: PagePool, max_batch: int) -> FastPath | None:
+def fast_path(model: Llama, pool: PagePool, max_batch: int) -> FastPath | None:
     """The kernels and captured steps where the device and the model allow it."""
     if pool.device.type != "cuda":
         return None
-    from backend.llama import fast_path, fused  # their kernels need CUDA's compiler
+    # Their kernels need CUDA's compiler.
+    from backend.llama.fast_path import CudaPath
+    from backend.llama.fused import can_fuse
 
-    if not fused.can_fuse(model, pool.page_tokens):
+    if not can_fuse(model, pool.page_tokens):
         return None
-    return fast_path.CudaPath(model, pool, max_batch, pages_for(model.shape.context_tokens, pool.page_tokens))
+    return CudaPath(model, pool, max_batch, pages_for(model.shape.context_tokens, pool.page_tokens))
 
 
 def _grant_bytes(settings: Settings, device: torch.device) -> int:
