@@ -152,9 +152,12 @@ class Admission(Section):
 
     host: Bytes = ByteSize(2 * 2**30)
     """Capacity of the ``host`` account: decoded images and results."""
-    max_waiting: int = Field(64, ge=0)
+    max_waiting: int = Field(512, ge=0)
     """Requests that wait for bytes; the next one is refused with 429."""
-    max_wait_s: Seconds = 10.0
+    max_waiting_bytes: Bytes = ByteSize(2**30)
+    """Host memory that the bodies of waiting requests may take."""
+    max_wait_s: Seconds = 30.0
+    """Longest wait, whatever the caller's deadline."""
 
 
 class Keeper(Section):
@@ -168,6 +171,20 @@ class Keeper(Section):
     """Of one model within an hour."""
     exit_when_stuck: bool = False
     """Where the model server may not load models: end with status 75, so that an orchestrator restarts both."""
+
+
+class Tenants(Section):
+    """Who may use the service, and how much of the card."""
+
+    file: Path | None = None
+    """Tenants and the hashes of their API keys; ``vramgate keys`` writes it, a change is seen within a second.
+
+    None: everybody on this machine may use the service, and nobody else unless ``open``.
+    """
+    open: bool = False
+    """Without a key file, also serve whoever reaches ``server.host`` from the network."""
+    key: str | None = Field(None, repr=False)
+    """API key that the command line sends to the running service."""
 
 
 class Watchdog(Section):

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from common.errors import SettingsError
-from common.sections import Admission, Card, Keeper, Llama, Log, Section, Server, State, Triton, Unet, Watchdog
+from common.sections import Admission, Card, Keeper, Llama, Log, Section, Server, State, Tenants, Triton, Unet, Watchdog
 
 ENV_PREFIX = "VRAMGATE_"
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
@@ -30,6 +30,7 @@ class Settings(Section):
     llama: Llama = Llama()
     unet: Unet = Unet()
     admission: Admission = Admission()
+    tenants: Tenants = Tenants()
     keeper: Keeper = Keeper()
     watchdog: Watchdog = Watchdog()
     state: State = State()

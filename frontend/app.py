@@ -1,12 +1,14 @@
 """The web application: which middlewares, which routes, which services."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
 from common.settings import Settings
-from frontend import refusals
+from frontend import access, refusals
+from frontend.access import Door, KeyRing
 from frontend.envelope import Envelope
 from frontend.limits import Backstop, BodyLimit
 from frontend.routes import bank, health, kserve, openai, predict, segment
@@ -14,7 +16,12 @@ from frontend.services import Services, open_services
 
 
 def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
-    """The application; it opens and closes its services itself, unless it is given some that are the caller's."""
+    """The application; it opens and closes its services itself, unless it is given some that are the caller's.
+
+    Raises SettingsError where it would be open to the network, or its key file cannot be used.
+    """
+    access.require_guard(settings)
+    keys = KeyRing(settings.tenants.file, time.monotonic)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -31,6 +38,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     # the last added is the outermost
     app.add_middleware(BodyLimit, max_bytes=settings.server.max_body_bytes, pause_s=settings.server.request_timeout_s)
     app.add_middleware(Backstop, max_requests=settings.server.max_connections)
+    app.add_middleware(Door, keys=keys)
     app.add_middleware(Envelope)
     refusals.install(app)
     for routes in (openai, segment, kserve, predict, bank, health):

@@ -75,10 +75,11 @@ def _close(scope: Scope, note: Record, seconds: float) -> None:
     level = logging.DEBUG if scope["path"] in UNCOUNTED else logging.INFO
     LOG.log(
         level,
-        "request %s %s %s model=%s outcome=%s price_bytes=%d seconds=%.3f",
+        "request %s %s %s tenant=%s model=%s outcome=%s price_bytes=%d seconds=%.3f",
         note.request_id,
         scope["method"],
         note.route,
+        note.tenant.name,
         note.model,
         note.outcome,
         note.price_bytes,
@@ -86,4 +87,4 @@ def _close(scope: Scope, note: Record, seconds: float) -> None:
     )
     services = getattr(scope["app"].state, "services", None)
     if services is not None and level == logging.INFO:
-        services.metrics.request_finished(note.model, note.route, note.outcome, seconds)
+        services.metrics.request_finished(note.model, note.route, note.outcome, seconds, note.tenant.name)

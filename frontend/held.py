@@ -2,11 +2,14 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import TypeVar
 
-from common.errors import DeadlineExceeded, RequestError, UpstreamBroken
+from common.errors import Cancelled, DeadlineExceeded, InternalFault, RequestError, UpstreamBroken
 from common.wire import Lease as WireLease
 from common.wire import Statement
 from frontend.ledger import Lease
+
+Fault = TypeVar("Fault", bound=BaseException)
 
 
 @dataclass
@@ -19,8 +22,24 @@ class Held:
     limit: asyncio.Timeout | None = None
     """Runs out at the deadline, or when the work has no engine any more."""
     void: bool = False
+    fault: str = UpstreamBroken.kind.code
+    """Code of the error that ended it, where there is no statement."""
     reruns: int = 0
     """How often the work was sent before, to a process that ended."""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in the words of the journal."""
+        return "void" if self.void else "settled" if self.statement else self.fault
+
+    def note(self, error: Fault) -> Fault:
+        """Remembers what ended it."""
+        if isinstance(error, RequestError):
+            self.fault = error.kind.code
+        else:
+            cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit)
+            self.fault = (Cancelled if cancelled else InternalFault).kind.code
+        return error
 
     def expire(self) -> None:
         """The engine process that held it is gone."""

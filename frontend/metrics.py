@@ -8,6 +8,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from common.errors import REQUEST_ERRORS
 from common.wire import ACCOUNTS, Breaker, EngineStatus, Statement
 from frontend.ledger import Clock, LeaseState, Ledger
+from frontend.tenants import UNNAMED
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OTHER = "other"
@@ -48,11 +49,15 @@ class Metrics:
         self._make_accounts()
         self._make_engines()
 
-    def request_finished(self, model: str, route: str, outcome: str, seconds: float) -> None:
-        """An HTTP request was answered; `route` is the route's template, `outcome` ``ok`` or an error's code."""
+    def request_finished(self, model: str, route: str, outcome: str, seconds: float, tenant: str = UNNAMED) -> None:
+        """An HTTP request was answered; `route` is the route's template, `outcome` ``ok`` or an error's code.
+
+        `tenant` is a name out of the key file, never something that a client has sent.
+        """
         model, route = _one_of(model, MODELS), route_label(route)
         self._requests.labels(model, route, _one_of(outcome, OUTCOMES)).inc()
         self._request_seconds.labels(model, route).observe(seconds)
+        self._tenant_requests.labels(tenant, _one_of(outcome, OUTCOMES)).inc()
 
     def first_token(self, seconds: float) -> None:
         """The first piece of a text came so long after the request was priced."""
@@ -61,6 +66,10 @@ class Metrics:
     def queue_waited(self, seconds: float) -> None:
         """A request got its lease after so long."""
         self._queue_wait.observe(seconds)
+
+    def spent(self, tenant: str, byte_s: float) -> None:
+        """A tenant, by its name in the key file, has held so many byte-seconds."""
+        self._tenant_byte_seconds.labels(tenant).inc(byte_s)
 
     def refused(self, reason: str) -> None:
         """Admission said no; `reason` is the error's code."""
@@ -166,6 +175,8 @@ class Metrics:
         self._oom = self._counter("oom", "Out of memory, by the fallback rung that answered", "model", "rung")
         self._tokens = self._counter("tokens", "Tokens of finished requests", "kind")
         self._pixels = self._counter("pixels", "Pixels of segmented images")
+        self._tenant_requests = self._counter("tenant_requests", "HTTP requests answered", "tenant", "outcome")
+        self._tenant_byte_seconds = self._counter("tenant_byte_seconds", "Bytes held x seconds", "tenant")
         self._waiting = self._gauge("waiting_requests", "Requests that wait for bytes")
 
     def _make_accounts(self) -> None:

@@ -3,7 +3,8 @@
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from frontend.claim import ANYONE, Caller
+from frontend.claim import Caller
+from frontend.tenants import ANYONE, Tenant
 
 OK = "ok"
 
@@ -15,12 +16,17 @@ class Record:
     request_id: str = ""
     route: str = "none"
     """Template of the route, ``/v1/models/{model}``; never the path itself."""
-    caller: Caller = ANYONE
-    """In whose name it came."""
+    tenant: Tenant = ANYONE
+    """Whose key it came with."""
     model: str = "none"
     price_bytes: int = 0
     outcome: str = OK
     """``ok`` or the code of the error, also of one that came after the answer had begun."""
+
+    @property
+    def caller(self) -> Caller:
+        """In whose name it came, for the line."""
+        return self.tenant.caller
 
 
 _CURRENT: ContextVar[Record] = ContextVar("record")

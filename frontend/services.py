@@ -127,7 +127,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         factors={LLAMA_PAGES: settings.llama.oversubscribe},
         find_process=stubs.newest if stubs else lambda model: None,
     )
-    journal = Journal(settings.state.dir.expanduser() / JOURNAL_FILE, settings.state.journal_rows)
+    journal = Journal(settings.state.dir.expanduser() / JOURNAL_FILE, settings.state)
     canary = Canary(triton, engines, metrics, settings.keeper.canary_s)
     last_resort = LastResort(may_exit=settings.keeper.exit_when_stuck)
     may_manage = settings.triton.admin_key is not None

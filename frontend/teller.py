@@ -30,6 +30,7 @@ from frontend.journal import Entry, Journal
 from frontend.ledger import Clock, Lease, Ledger
 from frontend.metrics import Metrics
 from frontend.pace import Pace
+from frontend.quotas import Quotas, Spending
 from frontend.reruns import Flight, Reruns
 from frontend.runs import ImageJob, ImageResult, TextChunk, TextJob, TextRun
 from frontend.triton import Triton, strictly
@@ -69,6 +70,7 @@ class Teller:
         self._clock = clock
         self._paces = {"llama": Pace(GUESSED_TOKENS_PER_S), "unet": Pace(GUESSED_PIXELS_PER_S)}
         self._reruns = Reruns(engines, metrics, clock)
+        self._quotas = Quotas(clock)
         self._live: dict[str, Held] = {}
         self._pumps: set[asyncio.Task[None]] = set()
         engines.on_void.append(self._expire)
@@ -169,20 +171,26 @@ class Teller:
         note = record.current()
         note.model, note.price_bytes = model, price.total_bytes
         end_s = self._clock() + timeout_s
-        lease = await self._admit(model, price, timeout_s, min(timeout_s, expected_s or timeout_s))
-        left_s = max(0.0, end_s - self._clock())
-        held = Held(lease, WireLease(lease.id, lease.lines, left_s, max_tokens, canvas_bytes))
-        self._live[lease.id] = held
-        try:
-            async with asyncio.timeout(left_s) as held.limit:
-                yield held
-        except TimeoutError:
-            if held.limit is None or not held.limit.expired():
+        expected_s = min(timeout_s, expected_s or timeout_s)
+        with self._quotas.spending(note.tenant, price.total_bytes) as spending:
+            lease = await self._admit(model, price, timeout_s, expected_s, spending)
+            left_s = max(0.0, end_s - self._clock())
+            held = Held(lease, WireLease(lease.id, lease.lines, left_s, max_tokens, canvas_bytes))
+            self._live[lease.id] = held
+            try:
+                async with asyncio.timeout(left_s) as held.limit:
+                    yield held
+            except TimeoutError as error:
+                if held.limit is None or not held.limit.expired():
+                    held.note(error)
+                    raise
+                raise held.note(held.expiry(timeout_s)) from None
+            except BaseException as error:
+                held.note(error)
                 raise
-            raise held.expiry(timeout_s) from None
-        finally:
-            del self._live[lease.id]
-            self._end(held)
+            finally:
+                del self._live[lease.id]
+                self._end(held)
 
     async def close(self, limit_s: float) -> None:
         """Cancels every text run and waits for the end of all abandoned work, at most `limit_s` seconds."""
@@ -192,9 +200,11 @@ class Teller:
         await asyncio.gather(*pumps, return_exceptions=True)
         await self._engines.drain(limit_s)
 
-    async def _admit(self, model: str, price: Price, wait_s: float, expected_s: float) -> Lease:
+    async def _admit(self, model: str, price: Price, wait_s: float, expected_s: float, spending: Spending) -> Lease:
         asked_s = self._clock()
         try:
+            record.current().tenant.require(model)
+            spending.estimate(expected_s)
             boot_id = self._engines.require(model).boot_id
             claim = Claim(model, price, boot_id, expected_s, caller=record.current().caller)
             lease = await self._admission.admit(claim, wait_s)
@@ -203,18 +213,20 @@ class Teller:
         except RequestError as error:
             self._metrics.refused(error.kind.code)
             raise
+        spending.begin()
         self._metrics.queue_waited(self._clock() - asked_s)
         return lease
 
     def _end(self, held: Held) -> None:
         """Settles what has ended, abandons what may still run; never waits, so nothing can interrupt it."""
         lease, statement = held.lease, held.statement
-        state = "void" if held.void else "settled" if statement else "abandoned"
-        if state == "abandoned":
+        if statement is None and not held.void:
             self._engines.abandon(lease.id)
         else:
             self._ledger.settle(lease.id, statement)
-        self._journal.append(Entry.of(lease, state, statement, time.time()))
+        tenant = record.current().tenant.name
+        self._journal.append(Entry.of(lease, held.outcome, statement, tenant, time.time()))
+        self._metrics.spent(tenant, lease.price.total_bytes * (self._clock() - lease.created_s))
         if statement is not None:
             self._engines.watch(lease.model).prove(lease.boot_id, asyncio.get_running_loop().time())
             self._metrics.settled(statement)

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from common.errors import NotReady
 from common.wire import EngineStatus
 from estimator.price import Price
+from frontend import record
 from frontend.engines import MODELS
 from frontend.forms import read_json
 from frontend.journal import Entry
@@ -40,7 +41,8 @@ async def quote(request: Request, parts: Parts) -> dict[str, Any]:
 
 @router.get("/v1/ledger")
 async def ledger(parts: Parts) -> dict[str, Any]:
-    """Accounts, leases, and what the engines say of both."""
+    """Accounts, leases, and what the engines say of both; everybody's, so for operators."""
+    record.current().tenant.require_operator("the ledger")
     statuses = {model: _status(parts, model) for model in MODELS}
     known = [status for status in statuses.values() if isinstance(status, EngineStatus)]
     held = {lease.id: lease.held_bytes for status in known for lease in status.leases}
@@ -56,8 +58,9 @@ async def ledger(parts: Parts) -> dict[str, Any]:
 
 @router.get("/v1/statements")
 async def statements(parts: Parts, limit: Annotated[int, Query(ge=1, le=MAX_STATEMENTS)] = 100) -> dict[str, Any]:
-    """The newest finished leases, newest first."""
-    entries = await asyncio.to_thread(parts.journal.recent, limit)
+    """The newest finished leases, newest first: everybody's for an operator, else the tenant's own."""
+    tenant = record.current().tenant
+    entries = await asyncio.to_thread(parts.journal.recent, limit, None if tenant.operator else tenant.name)
     return {"statements": [_entry(entry) for entry in entries], "dropped": parts.journal.dropped}
 
 

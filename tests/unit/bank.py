@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.sections import State
 from common.settings import Settings
 from common.wire import HOST
 from frontend.admission import Admission
@@ -56,7 +57,7 @@ class Room:
 
     def states(self) -> list[str]:
         self.services.journal.flush()
-        return [entry.state for entry in self.services.journal.recent(100)]
+        return [entry.outcome for entry in self.services.journal.recent(100)]
 
 
 @asynccontextmanager
@@ -67,7 +68,7 @@ async def bank(folder: Path, settings: Settings | None = None) -> AsyncIterator[
     ledger = Ledger(time.monotonic)
     ledger.set_capacity(HOST, 10**6)
     admission = Admission(ledger, settings.admission, time.monotonic)
-    journal, metrics = Journal(folder / "journal.sqlite3", 1000), Metrics()
+    journal, metrics = Journal(folder / "journal.sqlite3", State()), Metrics()
     async with serving(*llama.routes(), *unet.routes()) as url:
         triton = Triton(url)
         engines = Engines(triton, ledger, admission, poll_s=0.02)

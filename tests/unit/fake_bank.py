@@ -10,6 +10,7 @@ from typing import Any, cast
 import httpx
 
 from common.errors import NotReady
+from common.sections import State
 from common.settings import Settings
 from common.wire import HOST, LLAMA_PAGES, UNET_CANVAS, Breaker, EngineStatus, LlamaLimits, UnetLimits
 from frontend.admission import Admission
@@ -131,7 +132,7 @@ async def open_bank(folder: Path) -> AsyncIterator[Bank]:
     for account, size in ((HOST, 10**6), (LLAMA_PAGES, 1000), (UNET_CANVAS, 100_000)):
         ledger.set_capacity(account, size)
     admission = Admission(ledger, settings.admission, clock)
-    journal, metrics, triton = Journal(folder / "journal.sqlite3", 100), Metrics(), Triton("http://127.0.0.1:1")
+    journal, metrics, triton = Journal(folder / "journal.sqlite3", State()), Metrics(), Triton("http://127.0.0.1:1")
     engines = StillEngines(triton, ledger, admission)
     engines.told = {model: status(model) for model in ("llama", "unet")}
     teller = Teller(engines, admission, ledger, triton, journal, metrics, settings, clock)

@@ -248,10 +248,11 @@ def test_every_end_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.INFO):
         run(test)
     ends = [item.getMessage() for item in caplog.records if item.name == "frontend.envelope"]
-    assert ends[0].startswith("request id-1 POST /probe/read model=llama outcome=ok price_bytes=123 seconds=")
-    assert "GET /probe/refuse/{what} model=none outcome=rate_limit_exceeded" in ends[1]
-    assert "GET none model=none outcome=not_found" in ends[2]
-    assert "request id-2 GET /probe/wait model=none outcome=client_closed_request" in ends[3]
+    told = "request id-1 POST /probe/read tenant=anyone model=llama outcome=ok price_bytes=123 seconds="
+    assert ends[0].startswith(told)
+    assert "GET /probe/refuse/{what} tenant=anyone model=none outcome=rate_limit_exceeded" in ends[1]
+    assert "GET none tenant=anyone model=none outcome=not_found" in ends[2]
+    assert "request id-2 GET /probe/wait tenant=anyone model=none outcome=client_closed_request" in ends[3]
     assert len(ends) == 4
     assert "secret" not in " ".join(ends)
 

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -224,13 +225,13 @@ def test_the_ledger_is_shown_without_its_engines(tmp_path: Path) -> None:
 def test_statements_come_newest_first(tmp_path: Path) -> None:
     async def test(bank: Bank) -> None:
         told = Statement("l2", "llama", 300, 200, 7, output_tokens=3)
-        journal = bank.services.journal
-        journal.append(Entry(1.0, "l1", "unet", "abandoned", 30, 0, None))
-        journal.append(Entry(2.0, "l2", "llama", "settled", 300, 200, told.to_json()))
+        journal, now_s = bank.services.journal, time.time()
+        journal.append(Entry(now_s, "l1", "unet", "timeout", 30, 0, None, "anyone"))
+        journal.append(Entry(now_s, "l2", "llama", "settled", 300, 200, told.to_json(), "anyone"))
         await asyncio.to_thread(journal.flush)
         newest, oldest = (await bank.get("/v1/statements"))["statements"]
         assert (newest["lease"], newest["statement"]["output_tokens"], newest["held_bytes"]) == ("l2", 3, 200)
-        assert (oldest["lease"], oldest["state"], oldest["statement"]) == ("l1", "abandoned", None)
+        assert (oldest["lease"], oldest["outcome"], oldest["statement"]) == ("l1", "timeout", None)
         assert [row["lease"] for row in (await bank.get("/v1/statements?limit=1"))["statements"]] == ["l2"]
 
     run(tmp_path, test)

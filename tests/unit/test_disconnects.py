@@ -113,7 +113,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_ends_the_work(tmp_path: 
                 assert await answer.content.readline() == b"data: t0 \n"
                 answer.close()
             await room.idle()
-            assert room.states() == ["abandoned"]
+            assert room.states() == ["client_closed_request"]
 
     run(test)
 

@@ -1,5 +1,3 @@
-import os
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -8,32 +6,65 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ByteSize
 
 from common.errors import SettingsError
+from common.sections import State
 from common.wire import Statement
 from estimator.price import Line, Price
-from frontend.journal import Entry, Journal
+from frontend.journal import DAY_S, Entry, Journal
 from frontend.ledger import Ledger
 
-WRITER = """
-import sys
+NOW_S = float(int(time.time()))
+KILLER = """
+import os, random, signal, sqlite3, sys, time
 from pathlib import Path
+from common.sections import State
 from frontend.journal import Entry, Journal
 
-journal = Journal(Path(sys.argv[1]), 500)
-for number in range(10**9):
-    journal.append(Entry(float(number), f"lease-{number}", "llama", "settled", number, number, "{}" * 50))
-    if number % 100 == 0:
-        journal.flush()
-        print(number, flush=True)
+path, dice = Path(sys.argv[1]), random.Random(9)
+now_s = time.time()
+
+def write(told):
+    journal = Journal(path, State(journal_size=200_000))
+    start = max((int(kept.lease) for kept in journal.recent(1)), default=-1) + 1
+    for number in range(start, 10**9):
+        journal.append(Entry(now_s, str(number), "llama", "settled", number, number, "{}" * 50, "anyone"))
+        if number % 20 == 0:
+            journal.flush()
+            os.write(told, b"%d\\n" % number)
+
+for _ in range(int(sys.argv[2])):
+    told, tell = os.pipe()
+    writer = os.fork()
+    if not writer:
+        write(tell)
+    os.close(tell)
+    first = os.read(told, 32)
+    time.sleep(dice.uniform(0, 0.02))
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    flushed = int((first + os.read(told, 2**20)).split()[-1])
+    os.close(told)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        columns = "lease, quoted_bytes, held_bytes, statement"
+        rows = connection.execute(f"SELECT {columns} FROM statements ORDER BY id").fetchall()
+    connection.close()
+    numbers = [int(row[0]) for row in rows]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "a gap"
+    assert numbers[-1] >= flushed, "what was flushed is gone"
+    assert all(row[1:] == (int(row[0]), int(row[0]), "{}" * 50) for row in rows), "half an entry"
+assert numbers[0] > 0, "nothing was ever forgotten"
 """
 
 
-def entry(number: int) -> Entry:
-    return Entry(float(number), f"lease-{number}", "llama", "settled", number, number, None)
+def entry(number: int, tenant: str = "anyone") -> Entry:
+    return Entry(NOW_S + number, f"lease-{number}", "llama", "settled", number, number, None, tenant)
 
 
 @pytest.fixture
@@ -43,7 +74,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def journal(path: Path) -> Iterator[Journal]:
-    made = Journal(path, 10)
+    made = Journal(path, State())
     yield made
     made.close()
 
@@ -62,29 +93,67 @@ def test_an_entry_has_the_numbers_of_its_lease_and_statement() -> None:
     price = Price((Line("llama.pages", 60, "pages"), Line("host", 5, "image")))
     lease = ledger.reserve("llama", price, "boot", 1)
     statement = Statement(lease.id, "llama", 60, 40, 7, output_tokens=3)
-    assert Entry.of(lease, "settled", statement, 12.5) == Entry(
-        12.5, lease.id, "llama", "settled", 65, 40, statement.to_json()
+    assert Entry.of(lease, "settled", statement, "alice", 12.5) == Entry(
+        12.5, lease.id, "llama", "settled", 65, 40, statement.to_json(), "alice"
     )
-    assert Entry.of(lease, "abandoned", None, 12.5) == Entry(12.5, lease.id, "llama", "abandoned", 65, 0, None)
+    assert Entry.of(lease, "timeout", None, "alice", 12.5) == Entry(
+        12.5, lease.id, "llama", "timeout", 65, 0, None, "alice"
+    )
 
 
-def test_only_the_newest_rows_are_kept(journal: Journal, path: Path) -> None:
-    for number in range(35):
+def test_the_oldest_go_when_the_file_is_full(path: Path) -> None:
+    journal = Journal(path, State(journal_size=ByteSize(100_000)))
+    for number in range(2000):
         journal.append(entry(number))
-        if number % 7 == 0:
+        if number % 50 == 0:
             journal.flush()
     journal.flush()
-    assert [kept.lease for kept in journal.recent(100)] == [f"lease-{number}" for number in range(34, 24, -1)]
+    kept = [kept.lease for kept in journal.recent(5000)]
+    assert kept == [f"lease-{number}" for number in range(1999, 1999 - len(kept), -1)]
+    assert 100 < len(kept) < 1900
+    journal.close()
+    assert path.stat().st_size < 120_000
+
+
+def test_the_old_go_also_from_an_idle_journal(path: Path) -> None:
+    journal = Journal(path, State())
+    journal.append(replace(entry(0), time_s=NOW_S - 2 * DAY_S))
+    journal.append(entry(1))
+    journal.close()
+    journal = Journal(path, State(journal_days=1.0))
+    journal.flush()
+    assert journal.recent(10) == [entry(1)]
+    journal.close()
+
+
+def test_a_tenant_sees_its_own(journal: Journal) -> None:
+    for number in range(6):
+        journal.append(entry(number, "alice" if number % 2 else "bob"))
+    journal.flush()
+    assert journal.recent(2, "alice") == [entry(5, "alice"), entry(3, "alice")]
+    assert journal.recent(10, "carol") == []
+
+
+def test_a_journal_of_another_version_is_put_aside(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM statements").fetchone() == (10,)
+        connection.execute("CREATE TABLE statements (id INTEGER PRIMARY KEY, state TEXT)")
+    journal = Journal(path, State())
+    journal.append(entry(1))
+    journal.flush()
+    assert journal.recent(5) == [entry(1)]
+    journal.close()
+    with closing(sqlite3.connect(path.with_name(path.name + ".old"))) as connection:
+        assert connection.execute("SELECT count(state) FROM statements").fetchone() == (0,)
+    assert "another version" in caplog.text
 
 
 def test_a_second_start_goes_on_where_the_first_ended(path: Path) -> None:
     for number in range(3):
-        journal = Journal(path, 10)
+        journal = Journal(path, State())
         journal.append(entry(number))
         journal.close()
-    journal = Journal(path, 10)
+    journal = Journal(path, State())
     assert journal.recent(10) == [entry(2), entry(1), entry(0)]
     journal.close()
     journal.close()
@@ -133,7 +202,7 @@ def test_what_cannot_be_written_is_counted_and_the_next_is_written(
 
 def test_a_full_queue_drops_and_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frontend.journal.QUEUE_ENTRIES", 5)
-    journal = Journal(path, 1000)
+    journal = Journal(path, State())
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         for number in range(50):
@@ -150,35 +219,16 @@ def test_a_file_that_is_no_journal_is_named(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"something else entirely" * 100)
     with pytest.raises(SettingsError, match=r"state\.dir: cannot keep the journal in .*journal\.sqlite3"):
-        Journal(path, 10)
+        Journal(path, State())
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file in the way")
     with pytest.raises(SettingsError, match=r"state\.dir"):
-        Journal(tmp_path / "state" / "journal.sqlite3", 10)
+        Journal(tmp_path / "state" / "journal.sqlite3", State())
 
 
-def test_a_killed_writer_leaves_a_whole_file(path: Path) -> None:
-    flushed = -1
-    for round_ in range(3):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
-            assert writer.stdout is not None
-            for _ in range(3 + 4 * round_):
-                flushed = int(writer.stdout.readline())
-            os.kill(writer.pid, signal.SIGKILL)
-        with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        journal = Journal(path, 500)
-        numbers = [int(kept.time_s) for kept in journal.recent(1000)]
-        assert all(kept == entry_of(int(kept.time_s)) for kept in journal.recent(1000))
-        assert numbers[0] >= flushed, "what was flushed is there"
-        newest_run = numbers[: numbers[0] + 1]
-        assert newest_run == list(range(numbers[0], numbers[0] - len(newest_run), -1)), "without a gap"
-        assert len(numbers) <= 500
-        journal.close()
-
-
-def entry_of(number: int) -> Entry:
-    """What the writer writes."""
-    return Entry(float(number), f"lease-{number}", "llama", "settled", number, number, "{}" * 50)
+def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_file(path: Path) -> None:
+    command = [sys.executable, "-c", KILLER, str(path), "40"]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert killed.returncode == 0, killed.stderr

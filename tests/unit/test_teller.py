@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotNow, NotReady, UpstreamBroken
+from common.sections import State
 from common.settings import Settings
 from common.wire import Lease
 from frontend.admission import Admission
@@ -157,7 +158,7 @@ def test_cancelled_work_is_held_until_it_has_ended(tmp_path: Path) -> None:
             assert room.llama.active
             assert room.held_bytes == 2 * PAGE_BYTES
             await room.idle()
-            assert room.states() == ["abandoned"]
+            assert room.states() == ["client_closed_request"]
 
     run(test)
 
@@ -216,7 +217,7 @@ def test_an_engine_that_is_not_there_is_not_ready(tmp_path: Path) -> None:
             settings = Settings()
             admission = Admission(ledger, settings.admission, time.monotonic)
             engines = Engines(triton, ledger, admission)
-            journal = Journal(tmp_path / "journal.sqlite3", 10)
+            journal = Journal(tmp_path / "journal.sqlite3", State())
             teller = Teller(engines, admission, ledger, triton, journal, Metrics(), settings, time.monotonic)
             with pytest.raises(NotReady):
                 await teller.generate(JOB, 1)
