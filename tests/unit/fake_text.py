@@ -80,7 +80,7 @@ class Teller:
         self.timeouts_s: list[float] = []
         self.runs: list[Run] = []
 
-    async def generate(self, job: TextJob, timeout_s: float) -> Run:
+    async def generate(self, job: TextJob, timeout_s: float, *, whole: bool = False) -> Run:
         if self.refusal is not None:
             raise self.refusal
         self.jobs.append(job)
