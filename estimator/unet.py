@@ -1,15 +1,15 @@
 """Bytes of a ResNet50-UNet that works in tiles: weights, a batch of tiles, a canvas, and the inverse.
 
-Any image is cut into square tiles of one size that overlap by a quarter. An image that fits into one tile needs no
-canvas at all. For others the logits of neighbouring tiles are blended in a canvas that is as high as one tile, for rows
-above it are finished, and as wide as the image rounded up to whole tiles. A canvas is made of equal *strips*::
+Any image is cut into square tiles of one size that overlap by a quarter or more. An image that fits into one tile needs
+no canvas at all. For others the logits of neighbouring tiles are blended in a canvas that is as high as one tile, for
+rows above it are finished, and as wide as the image. A canvas is made of equal *strips*::
 
     strip bytes = classes x tile x overlap x bytes of one element        (all rows of the canvas, `overlap` columns)
-    canvas bytes = strips x strip bytes,   strips = (columns x stride + overlap) / overlap,   stride = tile - overlap
+    canvas bytes = strips x strip bytes,   strips = width / overlap, rounded up, and as many as a tile has at least
 
 so prices are exact, and what is free in the pool of strips can be used by any request. Worked example: one class, tiles
-of 512 with 128 overlap, 2-byte elements: a strip is 131,072 B, a 12,000 pixel wide image has 31 columns of tiles, 94
-strips, 11.8 MiB, whatever its height.
+of 512 with 128 overlap, 2-byte elements: a strip is 131,072 B, a 12,000 pixel wide image has 94 strips, 11.8 MiB,
+whatever its height.
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,10 @@ class UnetShape:
 class TileGrid:
     """Where the tiles of an image lie; all lengths in pixels, tiles numbered row by row from the top left.
 
-    Tiles may reach beyond the right and lower edge: there the image is continued by reflection.
+    There are as few tiles as an overlap of `overlap_pixels` allows, spread evenly: every origin is a multiple of the
+    overlap, which keeps tiles in step with the network's strides, and neighbours overlap by one to three times as much.
+    Tiles reach less than one overlap beyond the right and lower edge of an image that is larger than a tile; there it
+    is continued by reflection.
     """
 
     height: int
@@ -59,11 +62,6 @@ class TileGrid:
     def __post_init__(self) -> None:
         if min(self.height, self.width, self.overlap_pixels) < 1 or self.tile_pixels % self.overlap_pixels:
             raise ValueError(f"no tiling for {self}")
-
-    @property
-    def stride_pixels(self) -> int:
-        """From one tile's edge to the next one's."""
-        return self.tile_pixels - self.overlap_pixels
 
     @property
     def rows(self) -> int:
@@ -87,10 +85,10 @@ class TileGrid:
 
     @property
     def strips(self) -> int:
-        """Canvas strips, each `overlap_pixels` wide; tile column c covers those from ``c x stride / overlap`` on."""
+        """Canvas strips, each `overlap_pixels` wide; a tile covers those from its origin on."""
         if self.is_single:
             return 0
-        return (self.columns * self.stride_pixels + self.overlap_pixels) // self.overlap_pixels
+        return (self._origin(self.columns - 1, self.width) + self.tile_pixels) // self.overlap_pixels
 
     def position(self, tile: int) -> tuple[int, int]:
         """Row and column of a tile in the grid."""
@@ -99,15 +97,36 @@ class TileGrid:
     def origin(self, tile: int) -> tuple[int, int]:
         """Image row and column of a tile's upper left pixel."""
         row, column = self.position(tile)
-        return row * self.stride_pixels, column * self.stride_pixels
+        return self._origin(row, self.height), self._origin(column, self.width)
+
+    def shared(self, tile: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """How far a tile overlaps the ones above and below it, and those to its left and right.
+
+        In units of `overlap_pixels`; 0 where there is no neighbour.
+        """
+        row, column = self.position(tile)
+        return self._shared(row, self.rows, self.height), self._shared(column, self.columns, self.width)
 
     def finished_rows(self, row: int) -> range:
         """Image rows that no later tile touches once this row of tiles is done and the ones above were before."""
-        start = row * self.stride_pixels
-        return range(start, self.height if row == self.rows - 1 else start + self.stride_pixels)
+        start = self._origin(row, self.height)
+        return range(start, self.height if row == self.rows - 1 else self._origin(row + 1, self.height))
 
     def _along(self, length: int) -> int:
-        return max(1, -(-(length - self.overlap_pixels) // self.stride_pixels))
+        return max(1, -(-(length - self.overlap_pixels) // (self.tile_pixels - self.overlap_pixels)))
+
+    def _origin(self, index: int, length: int) -> int:
+        """Where tile `index` along an axis begins."""
+        last = -(-(length - self.tile_pixels) // self.overlap_pixels)
+        return index * last // max(1, self._along(length) - 1) * self.overlap_pixels
+
+    def _shared(self, index: int, count: int, length: int) -> tuple[int, int]:
+        origins = [self._origin(near, length) for near in (index - 1, index, index + 1)]
+        before, after = (self.tile_pixels - step for step in (origins[1] - origins[0], origins[2] - origins[1]))
+        return (
+            before // self.overlap_pixels if index > 0 else 0,
+            after // self.overlap_pixels if index < count - 1 else 0,
+        )
 
 
 def overlap_pixels(tile_pixels: int) -> int:
@@ -139,10 +158,9 @@ def rounding_bytes(shape: UnetShape, tile_pixels: int, tile_batch: int, dtype: s
 
 
 def staging_bytes(shape: UnetShape, tile_pixels: int) -> int:
-    """Kept for blending and reducing: blend weights of 16 kinds of tiles, staged strips and their mask."""
-    tile_area = tile_pixels * tile_pixels
+    """Kept for blending and reducing: blend weights of 16 kinds of neighbourhoods, staged strips and their mask."""
     strip_area = tile_pixels * overlap_pixels(tile_pixels)
-    return 16 * tile_area * CANVAS_ITEMSIZE + STAGED_STRIPS * strip_area * (shape.classes * CANVAS_ITEMSIZE + 1)
+    return 16 * tile_pixels * CANVAS_ITEMSIZE + STAGED_STRIPS * strip_area * (shape.classes * CANVAS_ITEMSIZE + 1)
 
 
 def strip_bytes(classes: int, tile_pixels: int, overlap_pixels: int, itemsize: int = CANVAS_ITEMSIZE) -> int:

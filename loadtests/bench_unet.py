@@ -2,7 +2,8 @@
 
 ``python -m loadtests.bench_unet`` on a CUDA card writes ``results/unet_h200.json`` (width 64, fp16, random weights);
 without one ``results/unet_cpu.json`` (the demo model, width 16, float32). Where the nuclei images are there
-(``--data``, or in ``shared/data`` beside the checkout) the demo model's IoU is measured as well.
+(``--data``, or in ``shared/data`` beside the checkout) the demo model's IoU is measured as well, and how far its masks
+from tiles are those of whole images.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from common.sections import Unet
 from common.settings import Settings
 from common.wire import UNET_CANVAS
 from estimator.unet import grid, price_request
-from loadtests import nuclei, record, unet_driver
+from loadtests import nuclei, record, seams, unet_driver
 from loadtests.plain_loop import PlainLoop
 from loadtests.unet_driver import Image
 
@@ -63,7 +64,7 @@ def main() -> None:
     data: Path = parser.parse_args().data
     figures: Figures = {}
     rows: Rows = []
-    bench_iou(data, figures, rows)
+    bench_masks(data, figures, rows)
     if torch.cuda.is_available():
         bench_card(Settings(unet=Unet(width=64, dummy_weights=True)), CARD, figures, rows)
         path = record.write("unet_h200", figures, rows, torch.cuda.get_device_name())
@@ -94,12 +95,15 @@ def bench_cpu(settings: Settings, sizes: Sizes, figures: Figures, rows: Rows) ->
         waiting_figures(engine, image, sizes, figures, rows)
 
 
-def bench_iou(data: Path, figures: Figures, rows: Rows) -> None:
-    """The demo model's IoU on the test part, from masks of the engine; nothing where there are no images."""
+def bench_masks(data: Path, figures: Figures, rows: Rows) -> None:
+    """The demo model's IoU on the test part, and its masks from tiles against whole images; nothing without images."""
     if data.is_file():
         with opened(Settings(), {}) as engine:
             iou = nuclei.test_iou(engine, data)
+            for row in seams.rows(engine, data):
+                _add(rows, row)
         figures["iou"] = iou["mean"]
+        figures["differing_ratio"], figures["differing_near_seams_ratio"] = row["all"], row["near_seams"]
         _add(rows, {"what": "iou, test part", "device": engine.device} | iou)
 
 

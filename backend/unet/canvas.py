@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backend.unet.tiles import blend_weights, side
+from backend.unet.tiles import blend_weights
 from common.wire import UnetLimits
 from estimator.unet import STAGED_STRIPS, TileGrid, strip_bytes
 
@@ -81,16 +81,15 @@ class Canvas:
     def add(self, tile: int, logits: Tensor) -> None:
         """Adds a tile's logits, float16 [C, T, T], which are changed."""
         grid = self._grid
-        row, column = grid.position(tile)
+        rows, columns = grid.shared(tile)
         logits = logits.to(self._pool.weights.device)
-        logits.mul_(self._pool.weights[side(row, grid.rows), side(column, grid.columns)])
-        first = column * grid.stride_pixels // grid.overlap_pixels
+        logits.mul_(self._pool.weights[rows][:, None]).mul_(self._pool.weights[columns])
+        first = grid.origin(tile)[1] // grid.overlap_pixels
         for offset, part in enumerate(torch.split(logits, grid.overlap_pixels, dim=2)):
             self._pool.logits[self._strips[first + offset]].add_(part)
 
     def finish(self, tile: int) -> Iterator[Piece]:
         """What the image gains by this tile: nothing, or, at the end of a row of tiles, the finished image rows."""
-        overlap, stride = self._grid.overlap_pixels, self._grid.stride_pixels
         row, tile_column = self._grid.position(tile)
         if tile_column < self._grid.columns - 1:
             return
@@ -101,10 +100,10 @@ class Canvas:
             staged = self._pool.logits.index_select(0, indices)
             if row < self._grid.rows - 1:
                 carried = torch.zeros_like(staged)
-                carried[:, :, :overlap] = staged[:, :, stride:]
+                carried[:, :, : -len(rows)] = staged[:, :, len(rows) :]
                 self._pool.logits.index_copy_(0, indices, carried)
             yield Piece(rows, column, staged[:, :, : len(rows)])
-            column += len(part) * overlap
+            column += len(part) * self._grid.overlap_pixels
 
     def close(self) -> None:
         """Gives the strips back."""

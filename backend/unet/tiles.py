@@ -30,21 +30,20 @@ def reflect(start: int, stop: int, length: int) -> NDArray[np.intp]:
 
 
 def blend_weights(tile_pixels: int, overlap_pixels: int) -> Tensor:
-    """Weights of a tile's pixels, float16 [4, 4, T, T]; index them with `side` of the tile's row and of its column.
+    """Weights along one axis of a tile, float16 [n, n, T]; index them with what ``TileGrid.shared`` says of the axis.
 
-    Across an overlap the weights follow two Gaussians of sigma T / 8 around the tiles' centres (the shape of nnU-Net's
-    importance map), divided by their sum in advance: at every pixel the weights of all tiles add up to 1.
+    Neighbours pass over into each other in the middle of what they share, as wide as the smallest overlap: nearer to
+    its own edge a tile counts for nothing, for there it knows least of what lies around. The weights follow two
+    Gaussians of sigma T / 8 around tiles at the smallest overlap (the shape of nnU-Net's importance map), divided by
+    their sum in advance: at every pixel the weights of all tiles add up to 1.
     """
-    stride = tile_pixels - overlap_pixels
+    kinds = tile_pixels // overlap_pixels
     distance = torch.arange(tile_pixels, dtype=torch.float64) + 0.5 - tile_pixels / 2
     gaussian = torch.exp(-(distance**2) / (2 * (tile_pixels / 8) ** 2))
-    rising = gaussian[:overlap_pixels] / (gaussian[:overlap_pixels] + gaussian[stride:])
-    sides = torch.ones(4, tile_pixels, dtype=torch.float64)
-    sides[[1, 3], :overlap_pixels] = rising
-    sides[[2, 3], stride:] = rising.flip(0)
-    return (sides[:, None, :, None] * sides[None, :, None, :]).half()
-
-
-def side(index: int, count: int) -> int:
-    """Neighbours of tile `index` of `count` in a row or column: 1 for the one before, plus 2 for the one after."""
-    return (1 if index > 0 else 0) + (2 if index < count - 1 else 0)
+    rising = gaussian[:overlap_pixels] / (gaussian[:overlap_pixels] + gaussian[-overlap_pixels:])
+    before = torch.ones(kinds, tile_pixels, dtype=torch.float64)
+    for shared in range(1, kinds):
+        start = (shared - 1) * overlap_pixels // 2
+        before[shared, :start] = 0
+        before[shared, start : start + overlap_pixels] = rising
+    return (before[:, None] * before.flip(1)[None]).half()

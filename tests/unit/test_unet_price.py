@@ -1,5 +1,7 @@
 """The UNet's arithmetic: tiles cover every pixel, prices are exact and monotone, the inverse gives the money back."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,9 +44,25 @@ def test_tiles_cover_the_image_and_none_is_superfluous(height: int, width: int, 
     assert bottom >= height
     assert right >= width
     if tiles.rows > 1:
-        assert bottom - tiles.stride_pixels < height
+        assert bottom - tiles.overlap_pixels < height
     if tiles.columns > 1:
-        assert right - tiles.stride_pixels < width
+        assert right - tiles.overlap_pixels < width
+    fewest = [max(1, -(-(length - tile // 4) // (tile - tile // 4))) for length in (height, width)]
+    assert [tiles.rows, tiles.columns] == fewest
+
+
+@given(LENGTHS, LENGTHS, TILES)
+def test_a_tile_shares_with_its_neighbours_what_it_says_and_nothing_with_others(
+    height: int, width: int, tile: int
+) -> None:
+    tiles = TileGrid(height, width, tile, tile // 4)
+    left = [tiles.origin(column)[1] for column in range(tiles.columns)]
+    for column, (near, following) in enumerate(pairwise(left)):
+        shared = near + tile - following
+        assert 1 <= shared / tiles.overlap_pixels <= 3
+        assert tiles.shared(column)[1][1] == tiles.shared(column + 1)[1][0] == shared // tiles.overlap_pixels
+    assert all(near + tile <= following for near, following in zip(left, left[2:], strict=False))
+    assert tiles.shared(0)[1][0] == tiles.shared(tiles.columns - 1)[1][1] == 0
 
 
 @given(LENGTHS, LENGTHS, TILES)
