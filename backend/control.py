@@ -82,8 +82,7 @@ class Desk:
 
     def status(self) -> EngineStatus:
         """Everything the frontend needs to know of the engine now."""
-        footprint, health = self._engine.footprint(), self._engine.health()
-        limits = self._engine.limits
+        health, limits = self._engine.health(), self._engine.limits
         is_open = self._overseer.breaker == Breaker.OPEN
         return EngineStatus(
             model=self._engine.model,
@@ -91,21 +90,14 @@ class Desk:
             ready=health.ready and not is_open,
             reason=health.reason or ("the breaker is open: too little headroom on the card" if is_open else ""),
             device=self._engine.device,
-            standing=footprint.standing,
-            account=footprint.account,
-            capacity_bytes=footprint.capacity_bytes,
-            used_bytes=footprint.used_bytes,
-            unleased_bytes=footprint.unleased_bytes,
-            leases=footprint.leases,
-            pool_keys=footprint.pool_keys,
             breaker=self._overseer.breaker,
             headroom_bytes=self._overseer.headroom_bytes,
             fragmentation_ratio=self._overseer.fragmentation_ratio,
             llama=limits if isinstance(limits, LlamaLimits) else None,
             unet=limits if isinstance(limits, UnetLimits) else None,
-            totals=footprint.totals,
             card_bytes=self._overseer.card_bytes,
             last_oom_s=self._recorder.last_oom_s,
+            **vars(self._engine.footprint()),
         )
 
     def _cancel(self, control: Control) -> CancelReply:

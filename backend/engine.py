@@ -49,17 +49,17 @@ class Health:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What an engine holds, in bytes."""
+    """What an engine holds, in bytes; its fields are those of a status and of a report."""
 
     standing: Mapping[str, int]
     """Line -> bytes held whether or not anyone calls."""
     account: str
     """The account its requests draw on."""
     capacity_bytes: int
-    used_bytes: int
-    unleased_bytes: int
-    leases: tuple[ActiveLease, ...]
     pool_keys: tuple[str, ...]
+    used_bytes: int = 0
+    unleased_bytes: int = 0
+    leases: tuple[ActiveLease, ...] = ()
     totals: Mapping[str, int] = field(default_factory=dict)
     """Counters since boot."""
 

@@ -66,17 +66,10 @@ class Witness:
             ),
             statistics=allocator.statistics(self._device),
             summary=allocator.summary(self._device)[:SUMMARY_CHARS],
-            standing=dict(footprint.standing),
-            account=footprint.account,
-            capacity_bytes=footprint.capacity_bytes,
-            used_bytes=footprint.used_bytes,
-            unleased_bytes=footprint.unleased_bytes,
-            leases=tuple(replace(lease, id=lease.id[:ID_CHARS]) for lease in largest),
             leases_active=len(footprint.leases),
-            pool_keys=footprint.pool_keys,
-            totals=dict(footprint.totals),
             looks=watchdog.moments(),
             versions=versions(),
+            **vars(replace(footprint, leases=tuple(replace(lease, id=lease.id[:ID_CHARS]) for lease in largest))),
         )
 
 

@@ -54,6 +54,11 @@ class Books:
         self._tombstones.add(work_id)
         return CancelOutcome.UNKNOWN
 
+    @property
+    def has_work(self) -> bool:
+        """There is something for the engine's thread to do."""
+        return bool(self.jobs)
+
     def unwanted(self, now_s: float) -> list[tuple[Job, errors.RequestError]]:
         """Jobs that must not go on, and why."""
         found: list[tuple[Job, errors.RequestError]] = []

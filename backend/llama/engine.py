@@ -6,30 +6,27 @@ it is launched, the tokens of one step are turned into text and handed out while
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 
 import torch
 
-from backend import allocator
-from backend.device import label, pick
-from backend.engine import Failed, Footprint, Health, Outlet, unheard
+from backend.device import pick
+from backend.engine import Footprint, Outlet
 from backend.llama.books import Books
 from backend.llama.job import Answer, Job
-from backend.llama.load import open_runner
+from backend.llama.load import limits_of, open_runner, pool_key, standing_of
 from backend.llama.request import Chunk, Generation
 from backend.llama.runner import Runner
 from backend.llama.sampling import Choice, Draw, choose
 from backend.llama.scheduler import Slice
+from backend.worker import Worker
 from common import errors, model_folder
 from common.sections import Llama as LlamaSettings
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import LLAMA_PAGES, CancelOutcome, LlamaLimits
-from estimator.llama import page_bytes, standing
+from common.wire import LLAMA_PAGES
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +47,11 @@ def load(settings: Settings) -> "LlamaEngine":
     return engine
 
 
-class LlamaEngine:
+class LlamaEngine(Worker[Generation, Chunk]):
     """See :class:`backend.engine.Engine`. Call ``start`` once before anything else."""
 
-    model = "llama"
+    work = "step"
+    _books: Books
 
     def __init__(
         self,
@@ -65,141 +63,47 @@ class LlamaEngine:
         overlaps: bool | None = None,
     ) -> None:
         """`overlaps`: whether tokens are handed out while the next step runs; None is on CUDA only."""
-        shape, pool, dtype = runner.model.shape, runner.pool, str(runner.pool.dtype).removeprefix("torch.")
-        price = standing(shape, dtype, pool.page_tokens, pool.pages, settings.step_tokens, settings.max_batch)
-        self._standing = {line.why.partition(":")[0]: line.bytes for line in price.lines}
-        self._pool_key = (
-            f"llama/{dtype}/{pool.pages}x{pool.page_tokens}/step{settings.step_tokens}/batch{settings.max_batch}"
-        )
         self.tokenizer = tokenizer
-        self.device = label(runner.device)
-        self.limits = LlamaLimits(
-            context_tokens=shape.context_tokens,
-            vocab_tokens=shape.vocab,
-            page_tokens=pool.page_tokens,
-            page_bytes=page_bytes(shape, dtype, pool.page_tokens),
-            pages=pool.pages,
-            tokenizer_dir=tokenizer_dir,
-        )
-        self.on_failure: Failed = unheard
+        self.limits = limits_of(runner, tokenizer_dir)
         self._runner = runner
-        self._stall_s = settings.stall_s
-        self._clock = clock
-        self._wake = threading.Condition()
-        self._books = Books(self.limits, settings, tokenizer)
-        self._progress_s = clock()
         self._unsaid: list[tuple[Answer, Choice]] = []
         """Tokens in the books whose text is still to be told; one a sequence at the most."""
         self._overlaps = runner.device.type == "cuda" if overlaps is None else overlaps
-        self._base_bytes = 0
-        """Allocated when nothing runs."""
-        self.warm_peak_bytes = 0
-        """The allocator's peak once everything was warm; nothing that comes later may exceed it."""
-        self._closing = False
-        self._warm: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name="llama-engine", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread and waits until it has warmed up; raises what went wrong there."""
-        self._thread.start()
-        self._warm.result()
-
-    def submit(self, request: Generation, outlet: Outlet[Chunk]) -> str:
-        """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            if self._closing or not self._thread.is_alive():
-                raise errors.NotReady("the engine is closed")
-            now_s = self._clock()
-            if not self._books.jobs:
-                self._progress_s = now_s
-                allocator.reset_peak(self._runner.device)
-            work_id = self._books.open(request, outlet, now_s)
-            self._wake.notify()
-        return work_id
-
-    def cancel(self, work_id: str) -> CancelOutcome:
-        """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            outcome = self._books.cancel(work_id)
-            self._wake.notify()
-        return outcome
-
-    def footprint(self) -> Footprint:
-        """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            return Footprint(
-                standing=self._standing,
-                account=LLAMA_PAGES,
-                capacity_bytes=self.limits.pages * self.limits.page_bytes,
-                used_bytes=self._books.used_bytes,
-                unleased_bytes=self._books.unleased_bytes,
-                leases=self._books.leases,
-                pool_keys=(self._pool_key,),
-                totals=dict(self._books.totals),
-            )
-
-    def health(self) -> Health:
-        """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            if self._closing or not self._thread.is_alive():
-                return Health(False, "the engine's thread has ended")
-            silent_s = self._clock() - self._progress_s
-            if self._books.jobs and silent_s > self._stall_s:
-                return Health(False, f"no step for {silent_s:.0f} s with {len(self._books.jobs)} requests in hand")
-        return Health(True)
-
-    def reclaim(self) -> int:
-        """See :class:`backend.engine.Engine`."""
-        return allocator.release_free_segments(self._runner.device)
-
-    def close(self) -> None:
-        """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        self._thread.join(timeout=self._stall_s)
+        idle = Footprint(
+            standing=standing_of(runner, settings),
+            account=LLAMA_PAGES,
+            capacity_bytes=self.limits.pages * self.limits.page_bytes,
+            pool_keys=(pool_key(runner, settings),),
+        )
+        books = Books(self.limits, settings, tokenizer)
+        super().__init__("llama", runner.device, books, idle, settings.stall_s, clock)
 
     def check(self) -> None:
         """Raises ValueError, printing the equation, when pages and sequences do not add up."""
         with self._wake:
             self._books.check()
 
-    def _run(self) -> None:
-        """The thread. Whatever a turn raises, the next one happens."""
-        try:
-            self._runner.warm_up()
-            self.warm_peak_bytes = allocator.peak_bytes(self._runner.device)
-            self._base_bytes = allocator.read(self._runner.device).allocated_bytes
-        except BaseException as error:
-            self._warm.set_exception(error)
-            return
-        self._warm.set_result(None)
-        while not self._closing:
-            try:
-                self._turn()
-            except Exception:
-                log.exception("a turn of the engine failed; everything in hand is dropped")
-                self._abandon(errors.InternalFault("the engine failed and dropped all its work"))
-        self._abandon(errors.NotReady("the engine is closing"))
+    def _open(self, request: Generation, outlet: Outlet[Chunk], now_s: float) -> str:
+        return self._books.open(request, outlet, now_s)
+
+    def _warm_up(self) -> None:
+        self._runner.warm_up()
 
     def _turn(self) -> None:
         with self._wake:
-            self._wake.wait_for(lambda: self._books.jobs or self._closing)
-            if self._closing:
-                return
             now_s = self._clock()
             farewells = [self._end(job, error) for job, error in self._books.unwanted(now_s)]
             step = self._books.plan(now_s)
             draws = [answer.draw for s in step if s.samples and (answer := self._books.answer_of(s))]
             dirty = self._books.take_dirty()
-        self._tell(farewells)
+        self._tell_all(farewells)
         self._runner.clear(dirty)
         results = self._compute(step, draws) if step else []
         with self._wake:
             self._progress_s = self._clock()
             self._books.totals["steps"] += bool(step)
             failures = [self._settle(slice_, result) for slice_, result in zip(step, results, strict=True)]
-        self._tell([message for message in failures if message])
+        self._tell_all([message for message in failures if message])
         if not self._overlaps or not step:
             self._say()
 
@@ -225,7 +129,6 @@ class LlamaEngine:
             for slice_, draw, result in zip(step, own, results, strict=True)
         ]
 
-    @torch.inference_mode()
     def _attempt(self, step: list[Slice], draws: list[Draw]) -> list[Result]:
         logits = self._runner.forward(step)
         if self._overlaps:
@@ -254,7 +157,7 @@ class LlamaEngine:
         with self._wake:
             unsaid, self._unsaid = self._unsaid, []
             messages = [message for answer, choice in unsaid for message in self._chunk(answer, choice)]
-        self._tell(messages)
+        self._tell_all(messages)
 
     def _chunk(self, answer: Answer, choice: Choice) -> list[Message]:
         job = answer.job
@@ -275,19 +178,14 @@ class LlamaEngine:
         self._books.end(job, error)
         if error:
             return job, partial(job.outlet.fail, error)
-        peak_bytes = max(0, allocator.peak_bytes(self._runner.device) - self._base_bytes)
-        return job, partial(job.outlet.finish, job.statement(self._clock(), self.limits.page_bytes, peak_bytes))
+        return job, partial(job.outlet.finish, job.statement(self._clock(), self.limits.page_bytes, self._peak_bytes))
 
     def _abandon(self, error: errors.RequestError) -> None:
         with self._wake:
             jobs = self._books.abandon(error)
             self._unsaid.clear()
-        self._tell([(job, partial(job.outlet.fail, error)) for job in jobs])
+        self._tell_all([(job, partial(job.outlet.fail, error)) for job in jobs])
 
-    def _tell(self, messages: list[Message]) -> None:
+    def _tell_all(self, messages: list[Message]) -> None:
         for job, message in messages:
-            try:
-                message()
-            except Exception:
-                log.exception("an outlet failed; its request is cancelled")
-                self.cancel(job.id)
+            self._tell(job.id, message)

@@ -16,8 +16,9 @@ from backend.llama.weights import Checkpoint, RandomWeights, build, read_config
 from common.errors import SettingsError
 from common.sections import Llama as LlamaSettings
 from common.settings import Settings
+from common.wire import LlamaLimits
 from estimator import grants
-from estimator.llama import LlamaShape, graph_bytes, pages_for, pages_in, standing
+from estimator.llama import LlamaShape, graph_bytes, page_bytes, pages_for, pages_in, standing
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,34 @@ def open_runner(settings: Settings, folder: Path, device: torch.device) -> Runne
         "llama: %s", standing(shape, dtype, llama.page_tokens, pages, llama.step_tokens, llama.max_batch).explain()
     )
     return Runner(model, pool, llama.step_tokens, llama.max_batch, fast_path(model, pool, llama.max_batch))
+
+
+def standing_of(runner: Runner, llama: LlamaSettings) -> dict[str, int]:
+    """Line -> bytes that stand as long as the engine is loaded."""
+    shape, pool = runner.model.shape, runner.pool
+    price = standing(shape, _name(pool.dtype), pool.page_tokens, pool.pages, llama.step_tokens, llama.max_batch)
+    lines = {line.why.partition(":")[0]: line.bytes for line in price.lines}
+    return lines | ({"graphs": graph_bytes(shape, llama.max_batch)} if runner.device.type == "cuda" else {})
+
+
+def limits_of(runner: Runner, tokenizer_dir: str) -> LlamaLimits:
+    """What an engine around `runner` accepts."""
+    shape, pool = runner.model.shape, runner.pool
+    return LlamaLimits(
+        context_tokens=shape.context_tokens,
+        vocab_tokens=shape.vocab,
+        page_tokens=pool.page_tokens,
+        page_bytes=page_bytes(shape, _name(pool.dtype), pool.page_tokens),
+        pages=pool.pages,
+        tokenizer_dir=tokenizer_dir,
+    )
+
+
+def pool_key(runner: Runner, llama: LlamaSettings) -> str:
+    """What `runner` has warmed, in a word."""
+    pool = runner.pool
+    sizes = f"{pool.pages}x{pool.page_tokens}/step{llama.step_tokens}/batch{llama.max_batch}"
+    return f"llama/{_name(pool.dtype)}/{sizes}"
 
 
 def served_shape(config: dict[str, Any], llama: LlamaSettings) -> LlamaShape:
@@ -65,6 +94,10 @@ def pool_pages(shape: LlamaShape, dtype: str, llama: LlamaSettings, grant_bytes:
             + need.explain()
         )
     return pages
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _open_model(

@@ -6,10 +6,8 @@ covers the books; it is never held while tiles are computed or an outlet is call
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -17,21 +15,22 @@ import torch
 from torch import Tensor
 
 from backend import allocator
-from backend.device import label, pick
-from backend.engine import Failed, Footprint, Health, Outlet, unheard
+from backend.device import pick
+from backend.engine import Footprint, Health, Outlet
 from backend.unet.books import Books
 from backend.unet.canvas import StripPool
 from backend.unet.decoders import Decoded, Decoders
 from backend.unet.job import Job
-from backend.unet.load import limits_of, open_runner, standing_of
+from backend.unet.load import limits_of, open_runner, pool_key, standing_of
 from backend.unet.rehearsal import Rehearsal
 from backend.unet.request import Mask, Segmentation
 from backend.unet.runner import TileRunner
 from backend.unet.tiles import cut
+from backend.worker import Worker
 from common import errors
 from common.sections import Unet as UnetSettings
 from common.settings import Settings
-from common.wire import UNET_CANVAS, CancelOutcome
+from common.wire import UNET_CANVAS, Statement
 from estimator.unet import canvas_bytes
 
 log = logging.getLogger(__name__)
@@ -53,128 +52,51 @@ def load(settings: Settings) -> "UnetEngine":
     return engine
 
 
-class UnetEngine:
+class UnetEngine(Worker[Segmentation, Mask]):
     """See :class:`backend.engine.Engine`. Call ``start`` once before anything else."""
 
-    model = "unet"
+    work = "tile"
+    _books: Books
 
     def __init__(self, runner: TileRunner, settings: UnetSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        self.device = label(runner.device)
         self.limits = limits = limits_of(runner, settings)
-        dtype = str(runner.dtype).removeprefix("torch.")
-        network = runner.network
-        self._pool_key = (
-            f"unet/{dtype}/width{network.width}/{network.classes}/tile{runner.tile_pixels}/batch{runner.tile_batch}"
-        )
-        self.on_failure: Failed = unheard
-        self._standing = standing_of(runner, limits)
         self._runner = runner
-        self._stall_s = settings.stall_s
-        self._clock = clock
+        self._decoders = Decoders()
+        self._failed_passes = 0
         pool = StripPool(limits, runner.device)
         host_pool = pool if runner.device.type == "cpu" else StripPool(limits, torch.device("cpu"))
-        self._wake = threading.Condition()
-        self._books = Books(limits, pool, host_pool, settings.max_waiting)
-        self._decoders = Decoders()
-        self._progress_s = clock()
-        self._failed_passes = 0
-        self._base_bytes = 0
-        """Allocated when nothing runs."""
-        self._closing = False
-        self._warm: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name="unet-engine", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread and waits until it has warmed up; raises what went wrong there."""
-        self._thread.start()
-        self._warm.result()
-
-    def submit(self, request: Segmentation, outlet: Outlet[Mask]) -> str:
-        """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            if self._closing or not self._thread.is_alive():
-                raise errors.NotReady("the engine is closed")
-            now_s = self._clock()
-            if not self._books.jobs:
-                self._progress_s = now_s
-                allocator.reset_peak(self._runner.device)
-            job = self._books.open(request, outlet, now_s)
-            if request.encoded is None:
-                job.image = request.image
-                self._books.ready(job)
-                self._wake.notify()
-            else:
-                job.decoding = self._decoders.submit(request, partial(self._decoded, job))
-        return job.id
-
-    def cancel(self, work_id: str) -> CancelOutcome:
-        """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            outcome = self._books.cancel(work_id)
-            self._wake.notify()
-        return outcome
-
-    def footprint(self) -> Footprint:
-        """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            return Footprint(
-                standing=self._standing,
-                account=UNET_CANVAS,
-                capacity_bytes=self.limits.canvas_bytes,
-                used_bytes=self._books.used_bytes,
-                unleased_bytes=self._books.unleased_bytes,
-                leases=self._books.leases,
-                pool_keys=(self._pool_key,),
-                totals=dict(self._books.totals),
-            )
+        idle = Footprint(
+            standing=standing_of(runner, limits),
+            account=UNET_CANVAS,
+            capacity_bytes=limits.canvas_bytes,
+            pool_keys=(pool_key(runner),),
+        )
+        books = Books(limits, pool, host_pool, settings.max_waiting)
+        super().__init__("unet", runner.device, books, idle, settings.stall_s, clock)
 
     def health(self) -> Health:
         """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            if self._closing or not self._thread.is_alive():
-                return Health(False, "the engine's thread has ended")
-            silent_s = self._clock() - self._progress_s
-            if self._books.has_work and silent_s > self._stall_s:
-                return Health(False, f"no tile for {silent_s:.0f} s with {len(self._books.jobs)} requests in hand")
-            if self._failed_passes >= FAILED_PASSES:
-                return Health(False, f"the last {self._failed_passes} forward passes failed")
-        return Health(True)
-
-    def reclaim(self) -> int:
-        """See :class:`backend.engine.Engine`."""
-        return allocator.release_free_segments(self._runner.device)
+        health = super().health()
+        if health.ready and self._failed_passes >= FAILED_PASSES:
+            return Health(False, f"the last {self._failed_passes} forward passes failed")
+        return health
 
     def close(self) -> None:
         """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+        super().close()
         self._decoders.close()
 
-    def _run(self) -> None:
-        """The thread. Whatever a turn raises, the next one happens."""
-        try:
-            self._warm_up()
-        except BaseException as error:
-            self._warm.set_exception(error)
-            return
-        self._warm.set_result(None)
-        while not self._closing:
-            try:
-                self._turn()
-            except Exception:
-                log.exception("a turn of the engine failed; everything in hand is dropped")
-                self._abandon(errors.InternalFault("the engine failed and dropped all its work"))
-        self._abandon(errors.NotReady("the engine is closing"))
+    def _open(self, request: Segmentation, outlet: Outlet[Mask], now_s: float) -> str:
+        job = self._books.open(request, outlet, now_s)
+        if request.encoded is None:
+            job.image = request.image
+            self._books.ready(job)
+        else:
+            job.decoding = self._decoders.submit(request, partial(self._decoded, job))
+        return job.id
 
-    @torch.inference_mode()
     def _turn(self) -> None:
         with self._wake:
-            self._wake.wait_for(lambda: self._books.has_work or self._closing)
-            if self._closing:
-                return
             unwanted = self._books.unwanted(self._clock())
         for job, error in unwanted:
             self._end(job, error)
@@ -245,19 +167,14 @@ class UnetEngine:
     def _end(self, job: Job, error: errors.RequestError | None) -> None:
         """Takes a job out of the books, then tells its outlet; the work on the device has ended by then."""
         error = error if self._runner.synchronize() else errors.InternalFault("the device failed")
-        peak_bytes = max(0, allocator.peak_bytes(self._runner.device) - self._base_bytes)
-        statement = job.statement(self._clock(), peak_bytes)
+        statement = job.statement(self._clock(), self._peak_bytes)
         with self._wake:
             self._books.end(job, error)
-        try:
-            if error is not None:
-                job.outlet.fail(error)
-            else:
-                assert job.answer is not None
-                job.outlet.put(job.answer.mask())
-                job.outlet.finish(statement)
-        except Exception:
-            log.exception("an outlet failed; nobody hears of this request's end")
+        if error is not None:
+            self._tell(job.id, partial(job.outlet.fail, error))
+        else:
+            assert job.answer is not None
+            self._tell(job.id, partial(_answer, job.outlet, job.answer.mask(), statement))
 
     def _abandon(self, error: errors.RequestError) -> None:
         with self._wake:
@@ -286,4 +203,8 @@ class UnetEngine:
             if rehearsal.error is not None:
                 raise rehearsal.error
             self._books.totals.clear()
-        self._base_bytes = allocator.read(self._runner.device).allocated_bytes
+
+
+def _answer(outlet: Outlet[Mask], mask: Mask, statement: Statement) -> None:
+    outlet.put(mask)
+    outlet.finish(statement)

@@ -79,6 +79,12 @@ def standing_of(runner: TileRunner, limits: UnetLimits) -> dict[str, int]:
     }
 
 
+def pool_key(runner: TileRunner) -> str:
+    """What `runner` has warmed, in a word."""
+    dtype, network = str(runner.dtype).removeprefix("torch."), runner.network
+    return f"unet/{dtype}/width{network.width}/{network.classes}/tile{runner.tile_pixels}/batch{runner.tile_batch}"
+
+
 def open_network(settings: Settings) -> UNet:
     """The network with its weights, in float32 on the CPU."""
     unet = settings.unet

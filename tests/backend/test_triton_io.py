@@ -45,7 +45,7 @@ class EchoEngine:
         return CancelOutcome.CANCELLED
 
     def footprint(self) -> Footprint:
-        return Footprint({"weights": 9}, "unet.canvas", 1000, 2, 0, (ActiveLease("l1", 2),), ("unet/x",))
+        return Footprint({"weights": 9}, "unet.canvas", 1000, ("unet/x",), 2, 0, (ActiveLease("l1", 2),))
 
     def health(self) -> Health:
         return Health(True)
