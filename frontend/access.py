@@ -1,13 +1,11 @@
 """Who may come in: API keys at the door, and what is open without one."""
 
-import ipaddress
 import logging
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from common.errors import Forbidden, RequestError, SettingsError, Unauthenticated
-from common.settings import Settings
 from frontend import keyfile, record
 from frontend.ledger import Clock
 from frontend.refusals import respond
@@ -21,26 +19,6 @@ PROBES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"
 """Open to everybody: they come from the machinery around the service, and tell no more than whether it works."""
 METRICS = "/metrics"
 """Open on loopback; from elsewhere it takes an operator's key, because it names the tenants."""
-
-
-def require_guard(settings: Settings) -> None:
-    """Raises SettingsError where anybody on the network could use the card without a key, and nobody said so."""
-    tenants = settings.tenants
-    if tenants.file is None and not tenants.open and not is_loopback(settings.server.host):
-        raise SettingsError(
-            f"server.host is {settings.server.host!r} and there is no key file: anybody who reaches it could use the"
-            " card; set tenants.file (`vramgate keys add NAME` makes it), or say tenants.open = true"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a listener there, or a client from there is on this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class KeyRing:
@@ -124,7 +102,7 @@ class Door:
 
 def _from_here(scope: Scope) -> bool:
     client = scope.get("client")
-    return client is not None and is_loopback(client[0])
+    return client is not None and keyfile.is_loopback(client[0])
 
 
 def _key(scope: Scope) -> str | None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from common.settings import Settings
-from frontend import access, refusals
+from frontend import keyfile, refusals
 from frontend.access import Door, KeyRing
 from frontend.envelope import Envelope
 from frontend.limits import Backstop, BodyLimit
@@ -20,7 +20,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 
     Raises SettingsError where it would be open to the network, or its key file cannot be used.
     """
-    access.require_guard(settings)
+    keyfile.require_guard(settings)
     keys = KeyRing(settings.tenants.file, time.monotonic)
 
     @asynccontextmanager

@@ -5,7 +5,7 @@ import sys
 import typer
 
 from common.errors import VramgateError
-from frontend.commands import bank, service, snapshots
+from frontend.commands import bank, keys, service, snapshots
 
 app = typer.Typer(
     help="GPU memory as a bank account, for Llama and UNet behind Triton.",
@@ -15,6 +15,7 @@ app = typer.Typer(
 )
 for command in (service.up, bank.quote, bank.ledger, service.doctor):
     app.command()(command)
+app.add_typer(keys.app, name="keys")
 app.add_typer(snapshots.app, name="snapshots")
 app.command()(service.version)
 

@@ -16,7 +16,7 @@ from common.errors import SettingsError
 from common.readings import host_total_bytes
 from common.settings import Settings
 from estimator.grants import divide
-from frontend import interpreter, tritonserver
+from frontend import interpreter, keyfile, tritonserver
 from frontend.service_client import ServiceClient, local_url
 
 SHM_BYTES = 256 * 2**20
@@ -59,6 +59,7 @@ def requirements(settings: Settings) -> Iterator[Finding]:
     """What this machine must have."""
     yield python()
     yield state_dir(settings)
+    yield keys(settings)
     if settings.triton.url is None:
         yield embedded_triton()
         yield numpy()
@@ -85,6 +86,19 @@ def state_dir(settings: Settings) -> Finding:
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return Finding("state", Level.OK, f"{folder} can be written")
     return Finding("state", Level.BAD, f"{existing} cannot be written", "set state.dir (VRAMGATE_STATE__DIR)")
+
+
+def keys(settings: Settings) -> Finding:
+    """Who may use the service, and whether anybody on the network could."""
+    try:
+        tenants = keyfile.require_guard(settings)
+    except SettingsError as error:
+        return Finding("keys", Level.BAD, "who may use the service?", str(error))
+    if settings.tenants.file is not None:
+        return Finding("keys", Level.OK, f"{len(tenants)} tenants in {settings.tenants.file}")
+    if keyfile.is_loopback(settings.server.host):
+        return Finding("keys", Level.OK, "none are asked for; only this machine reaches the service")
+    return Finding("keys", Level.NOTE, f"none are asked for on {settings.server.host}", "tenants.open says so")
 
 
 def embedded_triton() -> Finding:

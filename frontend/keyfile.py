@@ -7,6 +7,7 @@ every request.
 import fcntl
 import hashlib
 import hmac
+import ipaddress
 import json
 import os
 import secrets
@@ -18,6 +19,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from common.errors import SettingsError
+from common.settings import Settings
 from frontend.tenants import UNNAMED, Tenant
 
 PREFIX = "vg-"
@@ -92,6 +94,33 @@ def without(tenant: Tenant, key_id: str) -> Tenant:
     if len(named) != 1:
         raise SettingsError(f"{tenant.name} has {len(named)} keys that begin with {key_id!r}; see `vramgate keys list`")
     return replace(tenant, keys=tuple(one for one in tenant.keys if one != named[0]))
+
+
+def require_guard(settings: Settings) -> tuple[Tenant, ...]:
+    """The tenants; none where there is no key file.
+
+    Raises SettingsError where the file cannot be used, and where without one anybody on the network could use the card
+    and nobody said so.
+    """
+    tenants = settings.tenants
+    if tenants.file is not None:
+        return read(tenants.file.expanduser())
+    if not tenants.open and not is_loopback(settings.server.host):
+        raise SettingsError(
+            f"server.host is {settings.server.host!r} and there is no key file: anybody who reaches it could use the"
+            " card; set tenants.file (`vramgate keys add NAME` makes it), or say tenants.open = true"
+        )
+    return ()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a listener there, or a client from there is on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _check(path: Path, tenants: tuple[Tenant, ...]) -> None:

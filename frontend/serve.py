@@ -46,13 +46,13 @@ def main() -> int:
     """Serves until a stop signal; 2 where the settings are wrong, STUCK where the model server needs a restart."""
     try:
         settings = settings_module.load()
+        app = create_app(settings)
     except SettingsError as error:
         print(f"vramgate: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(level=settings.log.level.upper(), format=LOG_FORMAT, stream=sys.stderr)
     # What it says of its start stands in the launcher's own lines.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    app = create_app(settings)
     Server(configure(settings, app), app).run()
     return STUCK if app.state.services.stuck else 0
 

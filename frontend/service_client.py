@@ -12,20 +12,21 @@ TIMEOUT_S = 5.0
 
 
 class ServiceClient:
-    """The service at `base_url`; proxies are not used."""
+    """The service at `base_url`, asked with `key` where it wants one; proxies are not used."""
 
-    def __init__(self, base_url: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, base_url: str, timeout_s: float = TIMEOUT_S, key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self._timeout_s = timeout_s
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON object at `path`; raises VramgateError with the service's own message, or that there is none."""
-        return self._object(urllib.request.Request(self.base_url + path))
+        return self._object(urllib.request.Request(self.base_url + path, headers=self._headers))
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON object that `path` answers to `body`; raises like ``get``."""
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json"} | self._headers
         return self._object(urllib.request.Request(self.base_url + path, json.dumps(body).encode(), headers))
 
     def answers(self, path: str) -> bool:

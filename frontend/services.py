@@ -16,6 +16,7 @@ from common.errors import InvalidRequest
 from common.settings import Settings
 from common.tokenizer import Tokenizer
 from common.wire import CARD, HOST, LLAMA_PAGES
+from frontend import record
 from frontend.admission import Admission
 from frontend.canary import Canary
 from frontend.engines import Engines
@@ -67,19 +68,20 @@ def services(request: Request) -> Services:
 
 
 def deadline_s(request: Request, settings: Settings, asked_s: float | None = None) -> float:
-    """Seconds this request may take: `asked_s` from its body, else the header ``X-Request-Timeout``, else the default.
+    """Seconds this request may take: `asked_s` from its body, else the header ``X-Request-Timeout``, else the default
+    of its tenant, else that of the server.
 
     Raises InvalidRequest for what is no positive number or longer than the server allows.
     """
     header = request.headers.get(TIMEOUT_HEADER)
+    longest_s = settings.server.max_request_timeout_s
     if asked_s is None and header is None:
-        return settings.server.request_timeout_s
+        return min(longest_s, record.current().tenant.deadline_s or settings.server.request_timeout_s)
     param = "timeout" if asked_s is not None else TIMEOUT_HEADER
     try:
         value_s = asked_s if asked_s is not None else float(header or "")
     except ValueError:
         raise InvalidRequest(f"{param} must be a number of seconds", param=param) from None
-    longest_s = settings.server.max_request_timeout_s
     if not (math.isfinite(value_s) and 0 < value_s <= longest_s):
         raise InvalidRequest(f"{param} must be above 0 and at most {longest_s:g} seconds", param=param)
     return value_s

@@ -22,7 +22,8 @@ Url = Annotated[str | None, typer.Option(help="Address of the running service.",
 
 def client(url: str | None, config: Path | None, port: int | None) -> ServiceClient:
     """The running service: at `url`, or where the settings say."""
-    return ServiceClient(url or local_url(load(config, port).server))
+    settings = load(config, port)
+    return ServiceClient(url or local_url(settings.server), key=settings.tenants.key)
 
 
 def load(config: Path | None, port: int | None) -> Settings:

@@ -1,5 +1,6 @@
 import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,7 +12,8 @@ from rich.console import Console
 
 from common.errors import VramgateError
 from common.sections import Server
-from frontend import cli, tables
+from frontend import cli, keyfile, tables
+from frontend.commands import options
 from frontend.service_client import ServiceClient, local_url
 
 QUOTE = {
@@ -203,3 +205,54 @@ def test_a_client_here_reaches_the_frontend_however_it_listens(host: str, url: s
 )
 def test_sizes_are_for_readers(bytes_: int, text: str) -> None:
     assert tables.size(bytes_) == text
+
+
+def test_a_key_is_printed_once_and_known_until_it_is_revoked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "keys.json"
+    monkeypatch.setenv("VRAMGATE_TENANTS__FILE", str(file))
+    monkeypatch.setattr(options, "console", Console(width=200))
+    assert run(monkeypatch, "keys", "add", "alice", "--share", "2", "--quota", "2GiB", "--model", "llama") == 0
+    first = capsys.readouterr().out.strip()
+    assert run(monkeypatch, "keys", "add", "alice", "--operator") == 0
+    second = capsys.readouterr().out.strip()
+    (alice,) = keyfile.read(file)
+    assert (alice.share, alice.quota_bytes, alice.models, alice.operator) == (2.0, 2 * 2**30, ("llama",), True)
+    assert [keyfile.owner((alice,), key) for key in (first, second)] == [alice, alice]
+    assert run(monkeypatch, "keys", "list") == 0
+    listed = capsys.readouterr().out
+    assert "2.0 GiB" in listed
+    assert first not in listed
+    assert run(monkeypatch, "keys", "revoke", "alice", "--key", keyfile.hash_of(first)[:8]) == 0
+    assert [keyfile.owner(keyfile.read(file), key) for key in (first, second)] == [None, *keyfile.read(file)]
+    assert run(monkeypatch, "keys", "revoke", "alice") == 0
+    assert keyfile.read(file) == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("add", "Not A Name"), "name"),
+        (("add", "alice", "--quota", "plenty"), "--quota"),
+        (("add", "alice", "--share", "-1"), "share"),
+        (("revoke", "nobody"), "no tenant 'nobody'"),
+    ],
+)
+def test_a_key_that_cannot_be_made_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    says: str,
+) -> None:
+    monkeypatch.setenv("VRAMGATE_TENANTS__FILE", str(tmp_path / "keys.json"))
+    assert run(monkeypatch, "keys", *arguments) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "keys.json").exists()
+
+
+def test_the_command_line_shows_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VRAMGATE_TENANTS__KEY", "vg-mine")
+    request = urllib.request.Request("http://nowhere", headers=options.client("http://x", None, None)._headers)
+    assert request.get_header("Authorization") == "Bearer vg-mine"
