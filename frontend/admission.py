@@ -136,7 +136,7 @@ class Admission:
     def dismiss(self, model: str, reason: str) -> None:
         """Those in the line for this model wait no longer: it has no engine that could serve them."""
         for waiter in self._line:
-            if waiter.model == model and not waiter.grant.done():
+            if waiter.claim.model == model and not waiter.grant.done():
                 waiter.grant.set_exception(NotReady(reason, retry_after_s=1.0))
         self._line = [waiter for waiter in self._line if not waiter.grant.done()]
         self._serve()
