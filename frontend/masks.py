@@ -11,10 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from common.errors import InvalidRequest
+
 Mask = NDArray[np.uint8]
 Picture = NDArray[np.uint8]
 """[H, W, 3], RGB."""
 
+MAX_RUNS = 2**22
+"""Most run lengths of one class in an answer."""
 _BAND_ROWS = 64
 """Rows that are painted at once: bounds what painting takes beside the picture."""
 _TINT = 0.4
@@ -40,10 +44,14 @@ def to_rle(members: NDArray[np.bool_]) -> dict[str, Any]:
     """Run lengths of a boolean [H, W] in COCO's uncompressed form.
 
     ``counts`` alternates runs outside and inside, starting outside, down each column and then from column to column;
-    ``size`` is [height, width].
+    ``size`` is [height, width]. Raises InvalidRequest for more than MAX_RUNS.
     """
     flat = members.ravel(order="F")
     edges = np.flatnonzero(flat[1:] != flat[:-1]) + 1
+    if len(edges) > MAX_RUNS:
+        raise InvalidRequest(
+            f"the mask has {len(edges)} runs of pixels, at most {MAX_RUNS} are told: ask for format=png", param="format"
+        )
     counts = np.diff(edges, prepend=0, append=flat.size).tolist()
     return {"size": list(members.shape), "counts": [0, *counts] if flat[0] else counts}
 

@@ -12,6 +12,7 @@ from starlette.datastructures import UploadFile
 from common.errors import InvalidRequest, UnsupportedMedia
 
 MAX_FIELD_BYTES = 1024
+DEFAULT_TOLERANCE = 1.0
 MAX_NAME_CHARS = 80
 
 
@@ -21,7 +22,9 @@ class Form(StrEnum):
     PNG = "png"
     """The mask as a picture."""
     JSON = "json"
-    """Run lengths, areas, statement."""
+    """Run lengths, areas, components, statement."""
+    POLYGONS = "polygons"
+    """The same with outlines in place of run lengths."""
     OVERLAY = "overlay"
     """The image with the mask on it."""
 
@@ -33,6 +36,8 @@ class Upload:
     image: bytes
     form: Form
     threshold: float | None
+    tolerance: float = DEFAULT_TOLERANCE
+    """Pixels by which a polygon may miss the corners of the exact outline."""
 
     @classmethod
     async def read(cls, request: Request) -> Self:
@@ -52,7 +57,8 @@ class Upload:
                 "'image', or the file itself with its type (image/png, image/jpeg, image/tiff)"
             )
         form = _read_form_name(wishes["format"]) if "format" in wishes else accepted(request.headers.get("accept"))
-        return cls(image, form, _read_threshold(wishes["threshold"]) if "threshold" in wishes else None)
+        threshold = _read_threshold(wishes["threshold"]) if "threshold" in wishes else None
+        return cls(image, form, threshold, _read_tolerance(wishes.get("tolerance"), form))
 
 
 def accepted(header: str | None) -> Form:
@@ -98,7 +104,7 @@ async def _read_form(request: Request) -> tuple[bytes, list[tuple[str, str]]]:
 def _texts(items: Iterable[tuple[str, str]]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name, text in items:
-        if name not in ("format", "threshold"):
+        if name not in ("format", "threshold", "tolerance"):
             raise InvalidRequest(f"{name[:MAX_NAME_CHARS]}: unknown field", param=name[:MAX_NAME_CHARS])
         if name in texts:
             raise InvalidRequest(f"{name}: given twice", param=name)
@@ -121,3 +127,17 @@ def _read_threshold(text: str) -> float:
     if not 0 < threshold < 1:
         raise InvalidRequest("threshold must be a number above 0 and below 1", param="threshold")
     return threshold
+
+
+def _read_tolerance(text: str | None, form: Form) -> float:
+    if text is None:
+        return DEFAULT_TOLERANCE
+    if form is not Form.POLYGONS:
+        raise InvalidRequest("tolerance: goes with format=polygons only", param="tolerance")
+    try:
+        tolerance = float(text)
+    except ValueError:
+        tolerance = math.nan
+    if not 0 <= tolerance < math.inf:
+        raise InvalidRequest("tolerance must be a number of pixels, 0 or more", param="tolerance")
+    return tolerance

@@ -5,13 +5,15 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
+from numpy.typing import NDArray
 
 from common import image_header
 from common.errors import InvalidRequest
 from common.image_header import ImageHeader
 from common.wire import UnetLimits
-from frontend import masks, picture
+from frontend import masks, outlines, picture
 from frontend.disconnect import unless_disconnected
 from frontend.runs import ImageJob, ImageResult
 from frontend.services import Services, deadline_s, services
@@ -19,13 +21,17 @@ from frontend.upload import Form, Upload
 
 router = APIRouter()
 
+TOLD = (Form.JSON, Form.POLYGONS)
+"""Answers in words, as JSON."""
+
 
 @router.post("/v1/segment")
 async def segment(request: Request, parts: Annotated[Services, Depends(services)]) -> Response:
     """Mask of an uploaded PNG, JPEG or TIFF.
 
-    The image is the file field ``image`` of a form, or the whole body. ``format`` (form or query) is ``png``, ``json``
-    or ``overlay``; without it ``Accept`` decides between the first two. ``threshold`` replaces the model's own.
+    The image is the file field ``image`` of a form, or the whole body. ``format`` (form or query) is ``png``, ``json``,
+    ``polygons`` or ``overlay``; without it ``Accept`` decides between the first two. ``threshold`` replaces the model's
+    own. ``tolerance`` is the number of pixels by which polygons may miss the exact outline; 0 makes them exact.
     """
     timeout_s = deadline_s(request, parts.settings)
     limits = parts.engines.unet_limits()
@@ -45,13 +51,13 @@ async def _answer(
     """Draws while the lease is held: its host bytes are those of the decoded image, which the engine no longer has."""
     async with parts.teller.segmenting(job, timeout_s) as result:
         body = await asyncio.to_thread(_draw, upload, header, result, limits)
-    media_type = "application/json" if upload.form is Form.JSON else "image/png"
+    media_type = "application/json" if upload.form in TOLD else "image/png"
     return Response(body, media_type=media_type, headers=_headers(header, result))
 
 
 def _draw(upload: Upload, header: ImageHeader, result: ImageResult, limits: UnetLimits) -> bytes:
     """The body of the answer; blocking."""
-    if upload.form is Form.JSON:
+    if upload.form in TOLD:
         return json.dumps(_describe(upload, header, result, limits), separators=(",", ":")).encode()
     if upload.form is Form.OVERLAY:
         return masks.to_overlay(picture.decode(upload.image), result.mask)
@@ -75,18 +81,23 @@ def _describe(upload: Upload, header: ImageHeader, result: ImageResult, limits: 
             "page": 1,
             "pages": header.frames,
         },
+        "connectivity": 4,
         "classes": [
-            {
-                "id": index,
-                "name": name,
-                "area_pixels": int(areas[index]),
-                "rle": masks.to_rle(result.mask == index),
-            }
+            {"id": index, "name": name, "area_pixels": int(areas[index])} | _shape(upload, result.mask == index)
             for index, name in enumerate(named, 1)
         ],
         "vram": result.vram(),
         "statement": asdict(result.statement),
     }
+
+
+def _shape(upload: Upload, members: NDArray[np.bool_]) -> dict[str, Any]:
+    """Where the pixels of one class are, as the upload wishes, and how many components they make."""
+    outline = outlines.trace(members)
+    if upload.form is Form.JSON:
+        return {"components": outline.components, "rle": masks.to_rle(members)}
+    polygons = outline.simplified(upload.tolerance).geometry()
+    return {"components": outline.components, "tolerance": upload.tolerance, "polygons": polygons}
 
 
 def _headers(header: ImageHeader, result: ImageResult) -> dict[str, str]:

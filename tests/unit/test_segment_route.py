@@ -79,12 +79,55 @@ def test_json_answer_tells_classes_by_run_lengths() -> None:
     told = answer.json()
     assert answer.headers["content-type"] == "application/json"
     assert (told["width"], told["height"], told["threshold"]) == (3, 2, 0.7)
+    assert told["connectivity"] == 4
     assert told["classes"] == [
-        {"id": 1, "name": "nucleus", "area_pixels": 3, "rle": {"size": [2, 3], "counts": [0, 1, 2, 2, 1]}}
+        {
+            "id": 1,
+            "name": "nucleus",
+            "area_pixels": 3,
+            "components": 3,
+            "rle": {"size": [2, 3], "counts": [0, 1, 2, 2, 1]},
+        }
     ]
     assert told["image"] == {"format": "PNG", "mode": "RGB", "bit_depth": 8, "page": 1, "pages": 1}
     assert told["vram"] == {"quoted_bytes": 11, "held_bytes": 10, "peak_bytes": 7, "rung": "none"}
     assert told["statement"]["lease"] == "lease-1"
+
+
+def test_polygons_tell_components_with_their_holes() -> None:
+    parts = Parts()
+    parts.teller.mask = np.array([[1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 0, 1]], np.uint8)
+    answer = ask(parts, **upload(picture(3, 4), format="polygons", tolerance="0"))
+    (told,) = answer.json()["classes"]
+    assert answer.headers["content-type"] == "application/json"
+    outer = [[0, 0], [3, 0], [3, 4], [2, 4], [2, 3], [0, 3], [0, 0]]
+    hole = [[2, 1], [1, 1], [1, 2], [2, 2], [2, 1]]
+    assert told == {
+        "id": 1,
+        "name": "nucleus",
+        "area_pixels": 9,
+        "components": 1,
+        "tolerance": 0,
+        "polygons": {"type": "MultiPolygon", "coordinates": [[outer, hole]]},
+    }
+
+
+def test_polygons_are_simplified_unless_they_are_to_be_exact() -> None:
+    parts = Parts()
+    parts.teller.mask = np.tri(30, dtype=np.uint8)
+    exact, rough = (
+        ask(parts, **upload(picture(30, 30), format="polygons", **wish)).json()["classes"][0]["polygons"]
+        for wish in ({"tolerance": "0"}, {})
+    )
+    assert len(exact["coordinates"][0][0]) > 50
+    assert len(rough["coordinates"][0][0]) <= 5
+
+
+def test_a_class_that_is_not_there_has_no_polygons() -> None:
+    parts = Parts()
+    parts.teller.mask = np.zeros((2, 3), np.uint8)
+    (told,) = ask(parts, **upload(picture(), format="polygons")).json()["classes"]
+    assert (told["components"], told["polygons"]["coordinates"]) == (0, [])
 
 
 def test_several_classes_leave_out_the_background() -> None:
@@ -195,7 +238,12 @@ def test_decompression_bomb_is_refused_with_its_pixels() -> None:
 @pytest.mark.parametrize(
     ("options", "status", "code", "says"),
     [
-        (upload(picture(), format="gif"), 400, "invalid_value", "png, json, overlay"),
+        (upload(picture(), format="gif"), 400, "invalid_value", "png, json, polygons, overlay"),
+        (upload(picture(), format="polygons", tolerance="-1"), 400, "invalid_value", "tolerance"),
+        (upload(picture(), format="polygons", tolerance="inf"), 400, "invalid_value", "tolerance"),
+        (upload(picture(), format="polygons", tolerance="nan"), 400, "invalid_value", "tolerance"),
+        (upload(picture(), format="polygons", tolerance="much"), 400, "invalid_value", "tolerance"),
+        (upload(picture(), tolerance="1"), 400, "invalid_value", "format=polygons only"),
         (upload(picture(), threshold="0"), 400, "invalid_value", "threshold"),
         (upload(picture(), threshold="1"), 400, "invalid_value", "threshold"),
         (upload(picture(), threshold="nan"), 400, "invalid_value", "threshold"),
