@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -94,8 +95,11 @@ def observe(snapshots: Snapshots) -> None:
     torch._C._cuda_attach_out_of_memory_observer(snapshots.on_refusal)  # type: ignore[attr-defined]
 
 
-def recall(folder: Path, model: str) -> float | None:
-    """Tells operators of the newest snapshot of `model`; returns the unix time when its memory last ran out."""
+def recall(folder: Path, model: str, pool_keys: Sequence[str]) -> float | None:
+    """Tells operators of the newest snapshot of `model`, and of what was warm then and is not in `pool_keys` now.
+
+    Returns the unix time when its memory last ran out.
+    """
     reports = []
     for name, told in report.readable(folder):
         if isinstance(told, Report):
@@ -106,4 +110,11 @@ def recall(folder: Path, model: str) -> float | None:
         name, newest = reports[0]
         what = newest.step or newest.reason
         log.warning("the newest snapshot of %s is %s (%s); see `vramgate snapshots show %s`", model, name, what, name)
+        cold = [key for key in newest.pool_keys if key not in pool_keys]
+        if cold:
+            log.warning("%s was warm for %s then, and is for %s now", model, _join(cold), _join(pool_keys))
     return next((told.at_s for _, told in reports if told.reason is Reason.OOM), None)
+
+
+def _join(keys: Sequence[str]) -> str:
+    return ", ".join(keys) or "nothing"

@@ -96,7 +96,7 @@ def keep_evidence(engine: Engine[Any, Any], watchdog: Watchdog, settings: Settin
         folder,
         Witness(engine, watchdog, device, boot_id).report,
         evidence.dump_history if is_cuda else None,
-        evidence.recall(folder, engine.model),
+        evidence.recall(folder, engine.model, engine.footprint().pool_keys),
     )
     engine.on_failure = snapshots.on_failure
     watchdog.on_trip = snapshots.on_trip

@@ -154,11 +154,8 @@ class Snapshots:
         The one just written stays, also where a clock that was set back makes it the oldest.
         """
         try:
-            for reason in Reason:
-                found = report.names(self._folder, reason)
-                found.sort(key=lambda name: self._newest is None or name != self._newest.name)
-                for name in found[KEPT:]:
-                    shutil.rmtree(self._folder / name, ignore_errors=True)
+            for name in report.surplus(self._folder, KEPT, self._newest and self._newest.name):
+                shutil.rmtree(self._folder / name, ignore_errors=True)
             for left in self._folder.glob(f"{UNFINISHED}*"):
                 if self._now() - left.lstat().st_mtime > STALE_S:
                     shutil.rmtree(left, ignore_errors=True)

@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from common.errors import VramgateError
 from common.readings import Reading
@@ -26,6 +27,10 @@ PICKLE = "memory.pickle"
 """For torch's own viewer, beside the report; nothing here ever loads it."""
 MAX_REPORT_BYTES = 2**20
 """No larger report is written or read."""
+MAX_NUMBER = 2**63
+"""No number of a report is as large: sums and shares of what is stay floats."""
+LAST_S = 253_402_300_799
+"""The last second of the year 9999."""
 
 
 class Reason(StrEnum):
@@ -75,7 +80,7 @@ class Report:
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
-    at_s: float
+    at_s: Annotated[float, Field(ge=0, le=LAST_S, allow_inf_nan=False)]
     """Unix time."""
     reason: Reason
     model: str
@@ -153,31 +158,70 @@ def readable(folder: Path) -> Iterator[tuple[str, Report | VramgateError]]:
             yield name, error
 
 
+def surplus(folder: Path, kept: int, newest: str | None = None) -> list[str]:
+    """Names of the snapshots beyond the newest `kept` of each reason.
+
+    `newest` counts as the newest of its reason whatever its name says: clocks are set back.
+    """
+    beyond = []
+    for reason in Reason:
+        found = names(folder, reason)
+        found.sort(key=lambda name: name != newest)
+        beyond += found[kept:]
+    return beyond
+
+
 def read(snapshot: Path) -> Report:
     """The report in the folder `snapshot`.
 
     Raises VramgateError for links, other users' files, what is too large, and what is no report of this version.
     """
     file = snapshot / REPORT
-    if snapshot.is_symlink():
-        raise VramgateError(f"{snapshot}: a symbolic link")
+    text = _read_text(snapshot)
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(handle, "rb") as opened:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_REPORT_BYTES:
-                raise VramgateError(f"{file}: no file of at most {MAX_REPORT_BYTES:,} bytes")
-            if status.st_uid != os.geteuid():
-                raise VramgateError(f"{file}: belongs to user {status.st_uid}")
-            text = opened.read(MAX_REPORT_BYTES)
-    except OSError as error:
-        raise VramgateError(f"{file}: {error.strerror}") from None
-    try:
+        json.loads(text, parse_int=_require_small)
         return _form().validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise VramgateError(f"{file}: no report: {where}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise VramgateError(f"{file}: no report: {error}") from None
+
+
+def _read_text(snapshot: Path) -> bytes:
+    """The file's bytes; the folder stays open meanwhile, so that nobody can put a link in its place."""
+    file = snapshot / REPORT
+    if snapshot.is_symlink():
+        raise VramgateError(f"{snapshot}: a symbolic link")
+    try:
+        folder = os.open(snapshot, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            _require_own(os.fstat(folder), snapshot)
+            handle = os.open(REPORT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        finally:
+            os.close(folder)
+        with open(handle, "rb") as opened:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_REPORT_BYTES:
+                raise VramgateError(f"{file}: no file of at most {MAX_REPORT_BYTES:,} bytes")
+            _require_own(status, file)
+            return opened.read(MAX_REPORT_BYTES)
+    except OSError as error:
+        raise VramgateError(f"{file}: {error.strerror}") from None
+
+
+def _require_own(status: os.stat_result, path: Path) -> None:
+    if status.st_uid != os.geteuid():
+        raise VramgateError(f"{path}: belongs to user {status.st_uid}")
+
+
+def _require_small(digits: str) -> int:
+    """A number of the report; int() itself refuses thousands of digits, with ValueError too."""
+    number = int(digits)
+    if abs(number) >= MAX_NUMBER:
+        raise ValueError("a number of it is too large")
+    return number
 
 
 @cache

@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from common.report import Reason, Report
 from frontend.tables import size
 
 MUCH = 0.5
 """Share of what was lost in the minute that makes somebody its cause."""
+STEADY = 0.25
+"""Most that one look may add to a growth that creeps."""
+CREEP_LOOKS = 8
+"""Looks that are needed to tell a creep from a step."""
 CROWDED = 0.9
 """Share of an account in use from which the load itself is large."""
 
@@ -18,6 +23,7 @@ class Kind(StrEnum):
     NONE = "nothing is short"
     FRAGMENTATION = "fragmentation"
     FOREIGN = "foreign use"
+    LEAK = "leak"
     PRICE = "wrong price"
     BURST = "burst"
     UNKNOWN = "unknown"
@@ -91,7 +97,16 @@ def _of_minute(told: Report) -> Cause | None:
     account = f"{size(told.used_bytes)} of {size(told.capacity_bytes)} of {told.account} in use"
     if told.used_bytes >= CROWDED * told.capacity_bytes:
         return Cause(Kind.BURST, f"{lost}: {grew}, with {told.leases_active} leases and {account}")
+    if _creeps([own_bytes for _, _, own_bytes in looks]):
+        return Cause(Kind.LEAK, f"{lost}: {grew}, little by little and giving nothing back, with only {account}")
     return Cause(Kind.PRICE, f"{lost}: {grew}, with only {account}: something costs more than its price")
+
+
+def _creeps(own_bytes: list[int]) -> bool:
+    """Whether it grew all the time, never by much at once, and gave nothing back."""
+    steps = [later - earlier for earlier, later in pairwise(own_bytes)]
+    growth = own_bytes[-1] - own_bytes[0]
+    return len(own_bytes) >= CREEP_LOOKS and min(steps) >= 0 and max(steps) <= STEADY * growth
 
 
 def _unknown(told: Report) -> Cause:

@@ -46,8 +46,66 @@ def snapshot(path: Path, told: Report) -> RenderableType:
     parts += [_holders(told), _minute(told)]
     parts.append(Text(f"probable cause: {cause.kind}: {cause.says}", style="bold"))
     if (path / PICKLE).is_file():
-        parts.append(Text(f"every allocation: drop {path / PICKLE} onto {VIEWER}"))
+        parts.append(Text(f"every allocation: drop {path / PICKLE} onto {VIEWER} in a browser; it stays there,"))
+        parts.append(Text(f"or make output.html of it: python -m torch.cuda._memory_viz trace_plot {path / PICKLE}"))
     return Group(*parts)
+
+
+def difference(names: tuple[str, str], first: Report, second: Report) -> RenderableType:
+    """Two snapshots side by side: what each line held, and what came or went between them."""
+    seconds = second.at_s - first.at_s
+    head = f"{names[0]} ({first.model}) and {names[1]} ({second.model}), {abs(seconds):,.0f} s "
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in ("who", "first", "second", "change"):
+        table.add_column(column, justify="left" if column == "who" else "right")
+    before, after = _sizes(first), _sizes(second)
+    for line in before | after:
+        one, other = before.get(line), after.get(line)
+        change = "" if one is None or other is None or one == other else _signed(other - one)
+        table.add_row(Text(line), _size(one), _size(other), change)
+    told = [Text(head + ("later" if seconds >= 0 else "earlier"), style="bold"), table]
+    return Group(*told, *(Text(line) for line in _came_and_went(first, second)))
+
+
+def _sizes(told: Report) -> dict[str, int | None]:
+    """Line -> bytes, in the order of a reader's interest."""
+    reading, memory = told.reading, told.memory
+    return {
+        "headroom": told.headroom_bytes,
+        "card: free": reading.free_bytes if reading else None,
+        "card: used": reading.used_bytes if reading else None,
+        "process": told.looks[-1].own_bytes if told.looks else None,
+        **{f"  {line}": held_bytes for line, held_bytes in told.standing.items()},
+        "allocator: in use": memory.allocated_bytes,
+        "allocator: in its segments": memory.reserved_bytes,
+        "allocator: free there": memory.cached_bytes,
+        "allocator: largest free block": memory.largest_free_block_bytes,
+        "allocator: peak": memory.peak_allocated_bytes,
+        told.account: told.used_bytes,
+        f"{told.account}, in all": told.capacity_bytes,
+        f"{told.account}, without a lease": told.unleased_bytes,
+        **{f"lease {lease.id}": lease.held_bytes for lease in told.leases[:LEASES]},
+    }
+
+
+def _came_and_went(first: Report, second: Report) -> list[str]:
+    """What is no number of bytes."""
+    lines = [f"leases: {first.leases_active}, then {second.leases_active}"]
+    if first.boot_id != second.boot_id:
+        lines.append("another process: what was counted since its start is not comparable")
+    else:
+        counted = {name: value - first.totals.get(name, 0) for name, value in second.totals.items()}
+        lines += [f"{name}: {value:+,}" for name, value in counted.items() if value]
+    lines += [f"no longer warm: {key}" for key in first.pool_keys if key not in second.pool_keys]
+    lines += [f"warm now: {key}" for key in second.pool_keys if key not in first.pool_keys]
+    for name in sorted(first.versions.keys() | second.versions.keys()):
+        one, other = first.versions.get(name, "none"), second.versions.get(name, "none")
+        lines += [f"{name}: {one}, then {other}"] if one != other else []
+    return lines
+
+
+def _signed(bytes_: int) -> str:
+    return f"{'+' if bytes_ > 0 else '-'}{size(abs(bytes_))}"
 
 
 def sparkline(values: Sequence[float | None], columns: int = COLUMNS) -> str:

@@ -1,6 +1,8 @@
 """``vramgate snapshots``: what was written when memory ran out, or write it now."""
 
 import asyncio
+import shutil
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,13 +29,36 @@ def show_snapshot(
 ) -> None:
     """Print who held what, the minute before, and the probable cause."""
     folder = report.folder_of(options.load(config, None))
-    if name is not None and name not in report.names(folder):
-        raise VramgateError(f"there is no snapshot {name!r} in {folder}")
-    readable = (found for found, told in report.readable(folder) if isinstance(told, report.Report))
-    chosen = name or next(readable, None)
-    if chosen is None:
-        raise VramgateError(f"there is no snapshot in {folder}")
-    options.console.print(report_tables.snapshot(folder / chosen, report.read(folder / chosen)), highlight=False)
+    path = _find(folder, name) if name is not None else _newest(folder)
+    options.console.print(report_tables.snapshot(path, report.read(path)), highlight=False)
+
+
+@app.command("diff")
+def compare_snapshots(
+    first: Annotated[str, typer.Argument(help="As `list` prints it.")],
+    second: Annotated[str, typer.Argument(help="Another one.")],
+    config: Config = None,
+) -> None:
+    """Print what changed from one snapshot to another, line by line."""
+    folder = report.folder_of(options.load(config, None))
+    one, other = report.read(_find(folder, first)), report.read(_find(folder, second))
+    options.console.print(report_tables.difference((first, second), one, other), highlight=False)
+
+
+@app.command("prune")
+def prune_snapshots(
+    keep: Annotated[int, typer.Option(min=0, help="Newest of each reason that stay.")] = 1,
+    config: Config = None,
+) -> None:
+    """Remove old snapshots; the engines themselves keep three of each reason."""
+    folder = report.folder_of(options.load(config, None))
+    for name in report.surplus(folder, keep):
+        path = folder / name
+        try:
+            path.unlink() if path.is_symlink() else shutil.rmtree(path)
+        except OSError as error:
+            raise VramgateError(f"{path} cannot be removed: {error.strerror}") from None
+        options.console.print(f"removed {name}", highlight=False, soft_wrap=True, markup=False)
 
 
 @app.command("take")
@@ -59,3 +84,18 @@ def take_snapshot(
             await client.close()
 
     asyncio.run(take())
+
+
+def _find(folder: Path, name: str) -> Path:
+    """The snapshot of this name; raises VramgateError, also for what is no name of one."""
+    if name not in report.names(folder):
+        raise VramgateError(f"there is no snapshot {name!r} in {folder}")
+    return folder / name
+
+
+def _newest(folder: Path) -> Path:
+    """The newest snapshot that can be read; raises VramgateError."""
+    for name, told in report.readable(folder):
+        if isinstance(told, report.Report):
+            return folder / name
+    raise VramgateError(f"there is no snapshot in {folder}")

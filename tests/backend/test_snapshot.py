@@ -262,10 +262,34 @@ def test_a_new_start_recalls_its_own_models_last_oom(
     oom_s = room.now_s - 1.5
     newest = report.names(room.folder)[0]
     (room.folder / "20990101T000000.000Z-oom-1").mkdir()
-    assert evidence.recall(room.folder, "llama") == oom_s
-    assert evidence.recall(room.folder, "unet") is None
-    assert evidence.recall(tmp_path / "nothing", "llama") is None
+    assert evidence.recall(room.folder, "llama", ()) == oom_s
+    assert evidence.recall(room.folder, "unet", ()) is None
+    assert evidence.recall(tmp_path / "nothing", "llama", ()) is None
     lines = [record.getMessage() for record in caplog.records if "newest" in record.getMessage()]
     assert len(lines) == 2
     assert newest in lines[0]
     assert any("snapshot skipped" in record.getMessage() for record in caplog.records)
+
+
+def test_a_new_start_says_what_is_no_longer_warm(room: Room, caplog: pytest.LogCaptureFixture) -> None:
+    room.snapshots.take(DEMAND)
+    evidence.recall(room.folder, "llama", ("llama/y",))
+    assert "was warm for llama/x then, and is for llama/y now" in caplog.text
+    caplog.clear()
+    evidence.recall(room.folder, "llama", ("llama/x",))
+    assert "warm" not in caplog.text
+
+
+def test_on_a_real_clock_a_thousand_trips_are_one_snapshot_and_hold_nobody_up(tmp_path: Path) -> None:
+    taken = threading.Event()
+
+    def gather(trigger: Trigger, at_s: float) -> Report:
+        taken.wait(10)
+        return made(at_s=at_s, reason=trigger.reason)
+
+    snapshots = Snapshots(tmp_path, gather)
+    for number in range(1000):
+        snapshots.on_trip(f"trip {number}")  # none of them waits for the writer, which is held up
+    taken.set()
+    assert snapshots.take(Trigger(Reason.BREAKER)) is not None
+    assert len(report.names(tmp_path)) == 1

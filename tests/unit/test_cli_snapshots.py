@@ -59,6 +59,33 @@ def test_an_empty_state_directory_is_said_in_one_line(
     assert run(monkeypatch, "snapshots", "list") == 0
 
 
+def test_two_snapshots_are_compared_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = put(folder, 1.0), put(folder, 2.0)
+    assert run(monkeypatch, "snapshots", "diff", old, new) == 0
+    assert "1 s later" in capsys.readouterr().out
+    assert run(monkeypatch, "snapshots", "diff", old, "nothing") == 2
+    assert "there is no snapshot 'nothing'" in capsys.readouterr().err
+
+
+def test_pruning_leaves_the_newest_and_what_is_none_of_ours(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = put(folder, 1.0), put(folder, 3.0)
+    (folder / "notes").mkdir()
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    link = report.name_of(2.0, Reason.DEMAND, 7)
+    (folder / link).symlink_to(elsewhere)
+    assert run(monkeypatch, "snapshots", "prune") == 0
+    assert capsys.readouterr().out.split() == ["removed", link, "removed", old]
+    assert sorted(path.name for path in folder.iterdir()) == [new, "notes"]
+    assert elsewhere.is_dir()
+    assert run(monkeypatch, "snapshots", "prune", "--keep", "0") == 0
+    assert [path.name for path in folder.iterdir()] == ["notes"]
+
+
 def test_taking_asks_each_engine_through_the_model_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

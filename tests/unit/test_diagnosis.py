@@ -60,6 +60,17 @@ def test_an_engine_that_grew_is_a_burst_only_where_its_account_is_full(used: int
     assert "grew by 580.0 MiB" in cause.says
 
 
+@pytest.mark.parametrize(("steps", "kind"), [([10] * 20, Kind.LEAK), ([0] * 10 + [200] + [0] * 9, Kind.PRICE)])
+def test_what_creeps_is_a_leak_and_what_jumps_is_a_wrong_price(steps: list[int], kind: Kind) -> None:
+    own = [300 * MIB]
+    for step in steps:
+        own.append(own[-1] + step * MIB)
+    looks = tuple(moment(float(at_s), 600 * MIB - held, 400 * MIB + held, held) for at_s, held in enumerate(own))
+    cause = probable_cause(made(reason=Reason.BREAKER, looks=looks, headroom_bytes=20 * MIB))
+    assert cause.kind is kind
+    assert "grew by 200.0 MiB" in cause.says
+
+
 def test_where_nobody_grew_the_cause_is_unknown() -> None:
     assert trip((20, 980, 300), (20, 980, 300)).kind is Kind.UNKNOWN
     assert probable_cause(made(reason=Reason.OOM, looks=(), headroom_bytes=None)).kind is Kind.UNKNOWN

@@ -25,7 +25,19 @@ def test_a_report_reads_back_as_it_was(snapshot: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "[" * 100_000, "\0\xff", '{"at_s": 1}', made().to_json().replace('"pid"', '"pod"')],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "[" * 100_000,
+        "\0\xff",
+        '{"at_s": 1}',
+        made().to_json().replace('"pid"', '"pod"'),
+        made().to_json().replace('"pid": 7', '"pid": 1' + "0" * 400),
+        made().to_json().replace('"at_s": 1.0', '"at_s": 1e300', 1),
+        made().to_json().replace('"at_s": 1.0', '"at_s": NaN', 1),
+    ],
 )
 def test_a_corrupt_report_is_no_report(snapshot: Path, text: str) -> None:
     (snapshot / REPORT).write_text(text, encoding="latin-1")
@@ -61,6 +73,17 @@ def test_another_users_report_is_not_read(snapshot: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(VramgateError, match="belongs to user"):
         report.read(snapshot)
+
+
+def test_what_is_beyond_the_newest_of_each_reason_is_surplus(tmp_path: Path) -> None:
+    oom = [report.name_of(at_s, Reason.OOM, 5) for at_s in (1.0, 2.0, 3.0)]
+    demand = [report.name_of(4.0, Reason.DEMAND, 5)]
+    for name in (*oom, *demand, "notes"):
+        (tmp_path / name).mkdir()
+    assert report.surplus(tmp_path, 2) == [oom[0]]
+    assert report.surplus(tmp_path, 1, newest=oom[0]) == [oom[2], oom[1]]
+    assert report.surplus(tmp_path, 0) == [*oom[::-1], *demand]
+    assert report.surplus(tmp_path / "nowhere", 0) == []
 
 
 def test_one_bad_snapshot_hides_no_other(snapshot: Path) -> None:
