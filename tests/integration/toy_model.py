@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from common.wire import LLAMA_PAGES, UNET_CANVAS, Breaker, EngineStatus, LlamaLimits, UnetLimits
+from common.wire import (
+    LLAMA_PAGES,
+    UNET_CANVAS,
+    Breaker,
+    CanaryResult,
+    Control,
+    EngineStatus,
+    LlamaLimits,
+    Op,
+    UnetLimits,
+)
 
 LLAMA = LlamaLimits(
     context_tokens=512, vocab_tokens=512, page_tokens=16, page_bytes=1024, pages=64, tokenizer_dir="/nowhere"
@@ -50,6 +60,11 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """The status, as the answer to a control message."""
-        tensor = pb_utils.Tensor("control", np.array([self._status.to_json()], dtype=object))
-        return [pb_utils.InferenceResponse([tensor]) for _ in requests]
+        """The answer to a control message: that the canary is well, or the status."""
+        return [pb_utils.InferenceResponse([self._answer(request)]) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        message = pb_utils.get_input_tensor_by_name(request, "control").as_numpy().reshape(-1)[0]
+        canary = CanaryResult(True, "", 0.0, self._status.boot_id)
+        answer = canary if Control.from_json(message).op is Op.CANARY else self._status
+        return pb_utils.Tensor("control", np.array([answer.to_json()], dtype=object))
