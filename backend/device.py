@@ -1,7 +1,9 @@
 """Which device an engine runs on, and the card behind it."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,9 +40,29 @@ def label(device: torch.device) -> str:
     return f"cuda:{uuid_of(device)}" if device.type == "cuda" else "cpu"
 
 
-def upload(values: list[int] | list[list[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def upload(values: Sequence[float] | Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """`values` on the device, by a copy that neither waits for the device's work nor lets the caller wait."""
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+class Fetch:
+    """A small tensor on its way from the device; later work of the device does not hold it up."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._host = tensor
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def read(self) -> list[Any]:
+        """Its numbers, once they are here."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        numbers: list[Any] = self._host.tolist()
+        return numbers
 
 
 def open_card(settings: Settings, device: torch.device, beside_bytes: int = 0) -> Card:

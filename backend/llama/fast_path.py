@@ -10,6 +10,7 @@ import torch
 
 from backend.device import upload
 from backend.llama import fused
+from backend.llama.flight import Flight, resolve
 from backend.llama.fused import Batch
 from backend.llama.kernels.attention import attend, cuts
 from backend.llama.mixed import MixedBatch
@@ -48,21 +49,21 @@ class CudaPath:
                 logits = self._step(size)
             self._graphs[size] = (graph, logits)
 
-    def forward(self, step: Sequence[Slice]) -> torch.Tensor:
+    def forward(self, step: Sequence[Slice], before: Flight | None = None) -> torch.Tensor:
         """See :class:`backend.llama.runner.FastPath`."""
         if all(slice_.is_decode for slice_ in step):
-            return self._decode(step)
-        mixed = MixedBatch(step, self._pool)
+            return self._decode(step, before)
+        mixed = MixedBatch(step, self._pool, before)
         return fused.forward(self._model, self._pool, mixed.batch, mixed.attend, mixed.logit_rows)
 
-    def _decode(self, decodes: Sequence[Slice]) -> torch.Tensor:
+    def _decode(self, decodes: Sequence[Slice], before: Flight | None) -> torch.Tensor:
         count = len(decodes)
         size = next(size for size in self._sizes if size >= count)
         padding = [0] * (size - count)
         tokens = [decode.last_token for decode in decodes] + padding
         positions = [decode.start for decode in decodes] + padding
         sent = upload(tokens + positions, torch.int32, self._pool.device)
-        self._batch.token_ids[:size] = sent[:size]
+        self._batch.token_ids[:size] = resolve(sent[:size].long(), before)
         self._batch.positions[:size] = sent[size:]
         self._show_pages(decodes, size)
         graph, logits = self._graphs[size]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from backend.device import upload
+from backend.llama.flight import Flight, resolve
 from backend.llama.fused import Batch
 from backend.llama.kernels.attention import attend, cuts
 from backend.llama.kernels.chunks import ROWS, attend_chunks
@@ -16,7 +17,8 @@ from estimator.llama import pages_for
 class MixedBatch:
     """A step on the device, brought there in one copy that waits for nothing; slices of one token lie in front."""
 
-    def __init__(self, step: Sequence[Slice], pool: PagePool) -> None:
+    def __init__(self, step: Sequence[Slice], pool: PagePool, before: Flight | None = None) -> None:
+        """`before` is the step whose tokens are in flight."""
         order = sorted(range(len(step)), key=lambda index: step[index].count > 1)
         slices = [step[index] for index in order]
         self._singles = sum(slice_.count == 1 for slice_ in slices)
@@ -38,7 +40,7 @@ class MixedBatch:
         token_ids, self._positions, table_rows, table, self.logit_rows, blocks = pieces
         self._table = table.view(len(slices), width)
         self._blocks = blocks.view(-1, 4)
-        self.batch = Batch(token_ids.long(), self._positions, table_rows, self._table)
+        self.batch = Batch(resolve(token_ids.long(), before), self._positions, table_rows, self._table)
 
     def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """See :data:`backend.llama.fused.Attend`."""

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from backend.llama.attention import PagedAttention, Span
+from backend.llama.flight import Flight, resolve
 from backend.llama.model import Llama
 from backend.llama.pages import PagePool
 from backend.llama.request import Sampling
@@ -38,15 +39,15 @@ class Runner:
         return self.pool.device
 
     @torch.inference_mode()
-    def forward(self, step: Sequence[Slice]) -> torch.Tensor:
+    def forward(self, step: Sequence[Slice], before: Flight | None = None) -> torch.Tensor:
         """Logits [slices that sample, vocab], in the order of `step`. May be repeated: the same writes happen again.
 
-        They are valid until the next call.
+        They are valid until the next call. `before` is the step whose tokens are in flight.
         """
-        return self._fast.forward(step) if self._fast else self._mixed(step)
+        return self._fast.forward(step, before) if self._fast else self._reference(step, before)
 
-    def _mixed(self, step: Sequence[Slice]) -> torch.Tensor:
-        """See ``forward``; decodes and chunks in one pass of the reference path."""
+    def _reference(self, step: Sequence[Slice], before: Flight | None) -> torch.Tensor:
+        """See ``forward``; decodes and chunks in one pass, right on any device."""
         # Decodes by length, so that neighbours need about as many pages.
         order = sorted(range(len(step)), key=lambda index: (step[index].count > 1, step[index].end))
         slices = [step[index] for index in order]
@@ -56,7 +57,7 @@ class Runner:
             row += slice_.count
             last_row[index] = row
         return self.model.forward(
-            self._tensor([token_id for slice_ in slices for token_id in slice_.token_ids]),
+            resolve(self._tensor([token_id for slice_ in slices for token_id in slice_.token_ids]), before),
             self._tensor([position for span in spans for position in range(span.start, span.end)]),
             self._tensor([last_row[index] for index, slice_ in enumerate(step) if slice_.samples]),
             PagedAttention(self.pool, spans, self._gather_pages),
@@ -89,7 +90,7 @@ class Runner:
         ):
             logits = self.forward(step)
             for sampling in _DEMANDING:
-                choose(logits, [Draw(sampling, (0,), random.Random(0)) for _ in step])
+                choose(logits, [Draw(sampling, (0,), random.Random(0)) for _ in step]).read()
 
     def _imagined(self, tokens: int, count: int) -> Slice:
         """The last `count` of so many tokens, in no real page."""
@@ -107,7 +108,7 @@ class FastPath(Protocol):
     def capture(self) -> None:
         """Takes its memory and makes itself ready."""
 
-    def forward(self, step: Sequence[Slice]) -> torch.Tensor:
+    def forward(self, step: Sequence[Slice], before: Flight | None = None) -> torch.Tensor:
         """See :meth:`Runner.forward`; the logits are float32."""
 
 

@@ -5,12 +5,13 @@ whatever the neighbours: exactly on the CPU in float32, as far as the kernels' r
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
+from backend.device import Fetch, upload
 from backend.llama.request import Sampling
 from estimator.llama import SAMPLED_ROWS
 
@@ -56,35 +57,59 @@ def generator_of(sampling: Sampling, index: int) -> random.Random:
     return random.Random(f"{sampling.seed}:{index}" if sampling.seed is not None else None)
 
 
-def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Choice | None]:
-    """One choice per row of `logits` [rows, vocab]; None where the row is not made of numbers.
+class Chosen:
+    """The tokens of a step: on the device at once, here as soon as they are read."""
+
+    def __init__(self, token_ids: torch.Tensor, logprobs: Mapping[int, Fetch]) -> None:
+        """`logprobs`: of the rows that asked; the choice's own, then ids and logprobs of the likeliest."""
+        self.token_ids = token_ids
+        """int64 [rows]; negative where a row is not made of numbers."""
+        self._fetch = Fetch(token_ids)
+        self._logprobs = logprobs
+
+    def read(self) -> list[Choice | None]:
+        """One choice per row; None where the row is not made of numbers. Waits for the device."""
+        return [
+            None if token_id == _NO_NUMBERS else self._choice(row, token_id)
+            for row, token_id in enumerate(self._fetch.read())
+        ]
+
+    def _choice(self, row: int, token_id: int) -> Choice:
+        if row not in self._logprobs:
+            return Choice(token_id)
+        own, *top = self._logprobs[row].read()
+        ids, logprobs = top[: len(top) // 2], top[len(top) // 2 :]
+        return Choice(token_id, own, tuple(zip(map(int, ids), logprobs, strict=True)))
+
+
+def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> Chosen:
+    """One token per row of `logits` [rows, vocab].
 
     A request with a seed repeats itself as long as its draws are asked for in order.
     """
     logits = logits.float()
-    peaks, likeliest = logits.max(dim=-1)
-    # In one answer, so that the device is waited for once.
-    token_ids: list[int] = torch.where(peaks.isfinite(), likeliest, _NO_NUMBERS).tolist()
-    worked = [row for row, draw in enumerate(draws) if not draw.is_plain and token_ids[row] != _NO_NUMBERS]
+    peaks, token_ids = logits.max(dim=-1)
+    is_number = peaks.isfinite()
+    worked = [row for row, draw in enumerate(draws) if not draw.is_plain]
     for start in range(0, len(worked), SAMPLED_ROWS):
         rows = worked[start : start + SAMPLED_ROWS]
-        for row, token_id in zip(rows, _draw(logits[rows], [draws[row] for row in rows]), strict=True):
-            token_ids[row] = token_id
-    return [
-        None
-        if token_id == _NO_NUMBERS
-        else Choice(token_id)
-        if draw.sampling.logprobs is None
-        else _with_logprobs(logits[row], token_id, draw.sampling.logprobs)
-        for row, (draw, token_id) in enumerate(zip(draws, token_ids, strict=True))
-    ]
+        places = upload(rows, torch.int64, logits.device)
+        # What is no number would lead beyond the vocabulary.
+        sound = torch.where(is_number[places, None], logits[places], 0.0)
+        token_ids[places] = _draw(sound, [draws[row] for row in rows])
+    logprobs = {
+        row: Fetch(_logprobs(logits[row], token_ids[row], draw.sampling.logprobs))
+        for row, draw in enumerate(draws)
+        if draw.sampling.logprobs is not None
+    }
+    return Chosen(torch.where(is_number, token_ids, _NO_NUMBERS), logprobs)
 
 
-def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Penalty, temperature, cuts, chance; `logits` [rows, vocab] is overwritten."""
+def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Penalty, temperature, cuts, chance: token ids [rows]; `logits` [rows, vocab] is overwritten."""
     for row, draw in zip(logits, draws, strict=True):
         _penalise(row, draw)
-    token_ids: list[int] = logits.argmax(dim=-1).tolist()
+    token_ids = logits.argmax(dim=-1)
     chance = [row for row, draw in enumerate(draws) if not draw.is_greedy]
     whole = [row for row in chance if not _cuts(draws[row].sampling, logits.shape[1])]
     cut = [row for row in chance if row not in whole]
@@ -92,13 +117,12 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> list[int]:
     probabilities = logits.div_(temperatures).softmax(dim=-1)
     points = _column([draw.generator.random() for draw in draws], logits)
     if whole:
-        places = _land(probabilities[whole], points[whole])
-        for row, place in zip(whole, places.tolist(), strict=True):
-            token_ids[row] = place[0]
+        places = upload(whole, torch.int64, logits.device)
+        token_ids[places] = _land(probabilities[places], points[places]).squeeze(1)
     if cut:
+        places = upload(cut, torch.int64, logits.device)
         samplings = [draws[row].sampling for row in cut]
-        for row, token_id in zip(cut, _draw_cut(probabilities[cut], points[cut], samplings), strict=True):
-            token_ids[row] = token_id
+        token_ids[places] = _draw_cut(probabilities[places], points[places], samplings)
     return token_ids
 
 
@@ -107,7 +131,7 @@ def _penalise(row: torch.Tensor, draw: Draw) -> None:
     penalty = draw.sampling.repetition_penalty
     if penalty == 1.0:
         return
-    seen = torch.tensor(sorted(set(draw.tokens)), device=row.device)
+    seen = upload(sorted(set(draw.tokens)), torch.int64, row.device)
     scores = row[seen]
     row[seen] = torch.where(scores < 0, scores * penalty, scores / penalty)
 
@@ -118,7 +142,7 @@ def _cuts(sampling: Sampling, vocab: int) -> bool:
 
 def _draw_cut(
     probabilities: torch.Tensor, points: torch.Tensor, samplings: Sequence[Sampling], shortlist: int = SHORTLIST
-) -> list[int]:
+) -> torch.Tensor:
     """Draws among the `top_k` likeliest, and of these the fewest that hold `top_p` of their mass."""
     vocab = probabilities.shape[1]
     shortlist = min(shortlist, vocab)
@@ -129,14 +153,18 @@ def _draw_cut(
     limited = [limit <= shortlist for limit in limits]
     mass = torch.where(_column(limited, values).bool(), running[:, -1:], 1.0)
     wanted = mass * _column([sampling.top_p for sampling in samplings], values)
-    reached = (running[:, -1] >= wanted[:, 0]).tolist()
+    enough = running[:, -1] >= wanted[:, 0]
     values[:, 1:].masked_fill_((running - values)[:, 1:] >= wanted, 0.0)
-    token_ids: list[int] = ids.gather(1, _land(values, points)).squeeze(1).tolist()
-    short = [row for row, limit in enumerate(limits) if limit > shortlist and (limit < vocab or not reached[row])]
+    token_ids = ids.gather(1, _land(values, points)).squeeze(1)
+    wide = [row for row, limit in enumerate(limits) if limit > shortlist]
+    if not wide:
+        return token_ids
+    reached = enough.tolist()
+    short = [row for row in wide if limits[row] < vocab or not reached[row]]
     if short:
-        drawn = _draw_cut(probabilities[short], points[short], [samplings[row] for row in short], vocab)
-        for row, token_id in zip(short, drawn, strict=True):
-            token_ids[row] = token_id
+        places = upload(short, torch.int64, values.device)
+        drawn = _draw_cut(probabilities[places], points[places], [samplings[row] for row in short], vocab)
+        token_ids[places] = drawn
     return token_ids
 
 
@@ -148,11 +176,12 @@ def _land(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(running, torch.minimum(points * total, below), right=True)
 
 
-def _with_logprobs(row: torch.Tensor, token_id: int, count: int) -> Choice:
+def _logprobs(row: torch.Tensor, token_id: torch.Tensor, count: int) -> torch.Tensor:
+    """The token's logprob, then ids and logprobs of the `count` likeliest: float32, which holds any id exactly."""
     logprobs = row - row.logsumexp(dim=-1)
     values, ids = logprobs.topk(min(count, len(row)))
-    return Choice(token_id, float(logprobs[token_id]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+    return torch.cat((logprobs[token_id][None], ids.float(), values))
 
 
 def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+    return upload(values, torch.float32, like.device)[:, None]

@@ -32,7 +32,7 @@ def draw(sampling: Sampling, index: int = 0, tokens: Sequence[int] = (1,)) -> Dr
 
 
 def token_of(logits: torch.Tensor, sampling: Sampling, index: int = 0, tokens: Sequence[int] = (1,)) -> int:
-    (choice,) = choose(logits, [draw(sampling, index, tokens)])
+    (choice,) = choose(logits, [draw(sampling, index, tokens)]).read()
     assert choice is not None
     return choice.token_id
 
@@ -40,7 +40,7 @@ def token_of(logits: torch.Tensor, sampling: Sampling, index: int = 0, tokens: S
 @pytest.mark.parametrize("temperature", [0.0, 1e-5])
 def test_greedy_takes_the_likeliest(temperature: float) -> None:
     logits = logits_of(5)
-    choices = choose(logits, [draw(Sampling(temperature)) for _ in range(5)])
+    choices = choose(logits, [draw(Sampling(temperature)) for _ in range(5)]).read()
     assert [choice and choice.token_id for choice in choices] == logits.argmax(-1).tolist()
 
 
@@ -50,7 +50,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_among_neighbours() -> None:
         Sampling(0.7 + number / 20, (0.3, 0.9, 0.999, 1.0)[number % 4], (0, 5, 700)[number % 3], seed=number)
         for number in range(40)
     ]
-    together = choose(logits, [draw(sampling) for sampling in samplings])
+    together = choose(logits, [draw(sampling) for sampling in samplings]).read()
     alone = [token_of(logits[row : row + 1], sampling) for row, sampling in enumerate(samplings)]
     assert [choice and choice.token_id for choice in together] == alone
 
@@ -91,7 +91,7 @@ def test_the_draws_follow_the_distribution() -> None:
         (Sampling(0.5), tuple(p * p / 0.365 for p in (0.5, 0.3, 0.15, 0.05))),
     ):
         draws = [Draw(sampling, (), generator) for _ in range(2000)]
-        counts = Counter(choice.token_id for choice in choose(logits.repeat(2000, 1), draws) if choice)
+        counts = Counter(choice.token_id for choice in choose(logits.repeat(2000, 1), draws).read() if choice)
         for token_id, probability in enumerate(expected):
             assert counts[token_id] / 2000 == pytest.approx(probability, abs=0.04)
             assert probability > 0 or counts[token_id] == 0
@@ -100,7 +100,7 @@ def test_the_draws_follow_the_distribution() -> None:
 @pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=1000), Sampling(top_p=0.95, top_k=1000)])
 def test_a_wide_cut_reaches_beyond_the_shortlist(sampling: Sampling) -> None:
     falling = torch.linspace(0.1, 0.0, VOCAB).repeat(300, 1)
-    choices = choose(falling, [Draw(sampling, (), random.Random(row)) for row in range(300)])
+    choices = choose(falling, [Draw(sampling, (), random.Random(row)) for row in range(300)]).read()
     token_ids = [choice.token_id for choice in choices if choice]
     assert 512 < max(token_ids) < 1120
     assert sum(token_id > 512 for token_id in token_ids) > 100
@@ -121,7 +121,7 @@ class Fixed(random.Random):
 @pytest.mark.parametrize(("point", "token_id"), [(0.0, 1), (0.5, 3), (1 - 2**-53, 3)])
 def test_no_point_falls_on_an_impossible_token(sampling: Sampling, point: float, token_id: int) -> None:
     logits = torch.tensor([[-math.inf, 1.0, -math.inf, 1.0, -math.inf]])
-    (choice,) = choose(logits, [Draw(sampling, (), Fixed(point))])
+    (choice,) = choose(logits, [Draw(sampling, (), Fixed(point))]).read()
     assert choice == Choice(token_id)
 
 
@@ -144,7 +144,7 @@ def test_a_penalty_touches_no_neighbour() -> None:
     logits = logits_of(1).repeat(2, 1)
     best = int(logits[0].argmax())
     penalised = draw(Sampling(0.0, repetition_penalty=100.0), tokens=[best])
-    choices = choose(logits, [penalised, draw(Sampling(0.0), tokens=[best])])
+    choices = choose(logits, [penalised, draw(Sampling(0.0), tokens=[best])]).read()
     assert [choice and choice.token_id == best for choice in choices] == [False, True]
 
 
@@ -152,7 +152,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
     logits = logits_of(2)
     expected = logits[0].log_softmax(-1)
     asked = draw(Sampling(1.7, top_k=3, repetition_penalty=1.2, seed=4, logprobs=3))
-    choice, silent = choose(logits.clone(), [asked, draw(Sampling())])
+    choice, silent = choose(logits.clone(), [asked, draw(Sampling())]).read()
     assert choice is not None
     assert choice.logprob == pytest.approx(float(expected[choice.token_id]), abs=1e-5)
     assert [token_id for token_id, _ in choice.top] == expected.topk(3).indices.tolist()
@@ -162,7 +162,7 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
 
 
 def test_logprobs_of_zero_alternatives_are_the_tokens_own() -> None:
-    (choice,) = choose(logits_of(1), [draw(Sampling(0.0, logprobs=0))])
+    (choice,) = choose(logits_of(1), [draw(Sampling(0.0, logprobs=0))]).read()
     assert choice is not None
     assert choice.logprob is not None
     assert choice.top == ()
@@ -173,7 +173,7 @@ def test_logprobs_of_zero_alternatives_are_the_tokens_own() -> None:
 def test_a_row_that_is_no_number_has_no_token_and_harms_no_neighbour(poison: float, temperature: float) -> None:
     logits = logits_of(3)
     logits[1] = poison
-    choices = choose(logits, [draw(Sampling(temperature, seed=1)) for _ in range(3)])
+    choices = choose(logits, [draw(Sampling(temperature, seed=1)) for _ in range(3)]).read()
     assert choices[1] is None
     assert choices[0] == Choice(token_of(logits[:1], Sampling(temperature, seed=1)))
     assert choices[2] is not None
@@ -185,4 +185,4 @@ def test_extreme_but_legal_settings_choose_a_token(sampling: Sampling) -> None:
 
 
 def test_no_rows_are_no_choices() -> None:
-    assert choose(torch.empty(0, VOCAB), []) == []
+    assert choose(torch.empty(0, VOCAB), []).read() == []

@@ -47,7 +47,7 @@ def slice_of(runner: Runner, tokens: int, count: int) -> Slice:
 
 def run_step(runner: Runner, step: list[Slice], sampling: Sampling) -> None:
     with torch.inference_mode():
-        choose(runner.forward(step), [Draw(sampling, (1,), random.Random(0)) for _ in step])
+        choose(runner.forward(step), [Draw(sampling, (1,), random.Random(0)) for _ in step]).read()
 
 
 def largest(runner: Runner) -> list[Linear]:
