@@ -158,9 +158,15 @@ def rounding_bytes(shape: UnetShape, tile_pixels: int, tile_batch: int, dtype: s
 
 
 def staging_bytes(shape: UnetShape, tile_pixels: int) -> int:
-    """Kept for blending and reducing: blend weights of 16 kinds of neighbourhoods, staged strips and their mask."""
+    """Kept for blending and reducing: blend weights of 16 kinds of neighbourhoods, and staged strips.
+
+    Beside the staged logits there is a second copy that moves up, or what they are reduced by: two bytes a pixel to
+    compare, ten to find the highest of several classes.
+    """
     strip_area = tile_pixels * overlap_pixels(tile_pixels)
-    return 16 * tile_pixels * CANVAS_ITEMSIZE + STAGED_STRIPS * strip_area * (shape.classes * CANVAS_ITEMSIZE + 1)
+    logits = shape.classes * CANVAS_ITEMSIZE
+    reduced = 2 if shape.classes == 1 else 10
+    return 16 * tile_pixels * CANVAS_ITEMSIZE + STAGED_STRIPS * strip_area * (logits + max(logits, reduced))
 
 
 def strip_bytes(classes: int, tile_pixels: int, overlap_pixels: int, itemsize: int = CANVAS_ITEMSIZE) -> int:
@@ -183,7 +189,7 @@ def price_request(limits: UnetLimits, height: int, width: int, encoded_bytes: in
     """Price of one image of `height` x `width` pixels that arrives in `encoded_bytes` (0 for a raw tensor).
 
     ``unet.canvas`` is exact. ``host`` is what one request holds at most: the upload, the decoder's copy, the RGB image,
-    the mask, and the probabilities where they are asked for.
+    the mask, the canvas where it has to move to the host, and the probabilities where they are asked for.
     """
     tiles = grid(limits, height, width)
     pixels = height * width
@@ -198,6 +204,7 @@ def price_request(limits: UnetLimits, height: int, width: int, encoded_bytes: in
         Line(HOST, _DECODER_BYTES * pixels if encoded_bytes else 0, f"decoder's copy, {pixels} pixels x 4 B"),
         Line(HOST, _RGB_BYTES * pixels, f"RGB image, {pixels} pixels x 3 B"),
         Line(HOST, pixels, f"mask, {pixels} pixels x 1 B"),
+        Line(HOST, canvas_bytes(height, width, limits), "the canvas, should it move to the host"),
     ]
     if probabilities:
         size = limits.classes * pixels * 4

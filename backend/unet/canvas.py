@@ -29,14 +29,17 @@ class Piece:
 
 
 class StripPool:
-    """Strips of float16 [C, tile, overlap] on one device, allocated once, with the blend weights; not thread-safe."""
+    """Strips of float16 [C, tile, overlap] on one device, allocated once, with the blend weights; not thread-safe.
+
+    On the host an allocation becomes memory where it is written first: strips that were never taken are not resident.
+    """
 
     def __init__(self, limits: UnetLimits, device: torch.device) -> None:
         """As many strips as the account's capacity in `limits` holds."""
         tile, overlap = limits.tile_pixels, limits.overlap_pixels
         self.strip_bytes = strip_bytes(limits.classes, tile, overlap, limits.canvas_itemsize)
         self.strips = limits.canvas_bytes // self.strip_bytes
-        self.logits = torch.zeros(self.strips, limits.classes, tile, overlap, dtype=torch.half, device=device)
+        self.logits = torch.empty(self.strips, limits.classes, tile, overlap, dtype=torch.half, device=device)
         self.weights = blend_weights(tile, overlap).to(device)
         self._free = list(range(self.strips))
 
@@ -56,8 +59,13 @@ class StripPool:
             raise ValueError(f"{count} strips asked of {self.free}")
         taken = [self._free.pop() for _ in range(count)]
         for part in _parts(taken):
-            self.logits.index_fill_(0, torch.tensor(part, device=self.logits.device), 0)
+            self.logits.index_fill_(0, self.indices(part), 0)
         return taken
+
+    def indices(self, strips: list[int]) -> Tensor:
+        """`strips` on the pool's device; where that is not the host nothing waits for them."""
+        on_host = self.logits.device.type == "cpu"
+        return torch.tensor(strips, pin_memory=not on_host).to(self.logits.device, non_blocking=True)
 
     def give_back(self, strips: list[int]) -> None:
         """Makes strips free again."""
@@ -96,12 +104,10 @@ class Canvas:
         rows = self._grid.finished_rows(row)
         column = 0
         for part in _parts(self._strips):
-            indices = torch.tensor(part, device=self._pool.logits.device)
+            indices = self._pool.indices(part)
             staged = self._pool.logits.index_select(0, indices)
             if row < self._grid.rows - 1:
-                carried = torch.zeros_like(staged)
-                carried[:, :, : -len(rows)] = staged[:, :, len(rows) :]
-                self._pool.logits.index_copy_(0, indices, carried)
+                self._pool.logits.index_copy_(0, indices, _moved_up(staged, len(rows)))
             yield Piece(rows, column, staged[:, :, : len(rows)])
             column += len(part) * self._grid.overlap_pixels
 
@@ -109,6 +115,13 @@ class Canvas:
         """Gives the strips back."""
         self._pool.give_back(self._strips)
         self._strips = []
+
+
+def _moved_up(strips: Tensor, rows: int) -> Tensor:
+    """`strips` without their first `rows` rows, and as many empty ones below."""
+    moved = torch.zeros_like(strips)
+    moved[:, :, :-rows] = strips[:, :, rows:]
+    return moved
 
 
 def _parts(strips: list[int]) -> Iterator[list[int]]:

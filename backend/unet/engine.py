@@ -194,7 +194,7 @@ class UnetEngine(Worker[Segmentation, Mask]):
     def _warm_up(self) -> None:
         """Every shape of the network, then one image that needs a canvas, on the way that requests go."""
         self._runner.warm_up()
-        rehearsal = Rehearsal(self.limits.tile_pixels)
+        rehearsal = Rehearsal(self.limits, in_full=self._runner.device.type == "cuda")
         image = rehearsal.request
         if canvas_bytes(image.height, image.width, self.limits) <= self.limits.canvas_bytes:
             self.submit(image, rehearsal)

@@ -4,15 +4,25 @@ import numpy as np
 
 from backend.unet.request import Mask, Segmentation
 from common.errors import RequestError
-from common.wire import Statement
+from common.wire import Statement, UnetLimits
+from estimator.unet import STAGED_STRIPS
 
 
 class Rehearsal:
-    """The outlet of an image that is one pixel larger than a tile, so that it needs a canvas."""
+    """The outlet of an image that needs a canvas: the narrowest, or the first that takes all that any canvas can take.
 
-    def __init__(self, tile_pixels: int) -> None:
-        edge = tile_pixels + 1
-        self.request = Segmentation(edge, edge, threshold=0.5, image=np.zeros((edge, edge, 3), np.uint8))
+    That one is as wide as the strips that are reduced at once, or the whole account, and its rows of tiles finish as
+    many image rows at once as any do, so that blending allocates nothing larger later.
+    """
+
+    def __init__(self, limits: UnetLimits, *, in_full: bool) -> None:
+        tile, overlap = limits.tile_pixels, limits.overlap_pixels
+        height = width = tile + 1
+        if in_full:
+            strips = limits.canvas_bytes // (limits.classes * tile * overlap * limits.canvas_itemsize)
+            height, width = 2 * tile - overlap, max(tile, min(STAGED_STRIPS, strips) * overlap)
+        image = np.zeros((height, width, 3), np.uint8)
+        self.request = Segmentation(height, width, threshold=0.5, image=image)
         self.error: RequestError | None = None
 
     def put(self, result: Mask) -> None:

@@ -19,7 +19,8 @@ class TileRunner:
     """Tiles in, logits out. One thread fills `slots` and calls `run`; on CUDA `run` only queues the work.
 
     The network is in channels_last, on the device and of the dtype that it runs in. Batches come in few sizes, the
-    *buckets*, so that every shape that runs has been warmed up.
+    *buckets*, so that every shape that runs has been warmed up. On CUDA each is captured once as a graph: a pass is one
+    launch, and its activations stand in the graphs' own memory, which the buckets share.
     """
 
     def __init__(
@@ -39,6 +40,10 @@ class TileRunner:
         pinned = self.device.type == "cuda"
         self._hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(2)]
         self._copied = [torch.cuda.Event() for _ in self._hosts] if pinned else []  # type: ignore[no-untyped-call]
+        self._tiles = torch.zeros(size, dtype=torch.uint8, device=self.device) if pinned else None
+        """What the graphs read."""
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        """Bucket -> its graph, and the logits that the graph writes."""
 
     @property
     def weights_bytes(self) -> int:
@@ -53,25 +58,28 @@ class TileRunner:
 
     @torch.inference_mode()
     def run(self, count: int) -> Tensor:
-        """Logits of the first `count` slots: float16 [count, C, T, T] on the device."""
+        """Logits of the first `count` slots: float16 [count, C, T, T] on the device.
+
+        They may be changed in place; on CUDA they are valid until the next call, for work that is queued before it.
+        """
         bucket = next(size for size in self.buckets if size >= count)
-        tiles = self._hosts[0][:bucket].to(self.device, non_blocking=True)
-        if self._copied:
-            self._copied[0].record(torch.cuda.current_stream(self.device))
-            self._copied.reverse()
-            self._hosts.reverse()
-        pixels = torch.addcmul(self._shift, tiles.permute(0, 3, 1, 2).to(self.dtype), self._scale)
-        logits: Tensor = self.network(pixels)
-        return logits[:count].half()
+        tiles = self._upload(bucket)
+        if bucket not in self._graphs:
+            return self._forward(tiles)[:count]
+        graph, logits = self._graphs[bucket]
+        graph.replay()  # type: ignore[no-untyped-call]
+        return logits[:count]
 
     def warm_up(self) -> None:
-        """Runs every shape that will run, so that no kernel, plan or workspace is chosen later.
+        """Runs every shape that will run, so that no kernel, plan or workspace is chosen later, and captures the graphs.
 
         Raises SettingsError when the logits of a test pattern are no numbers, or too large for float16.
         """
         torch.backends.cudnn.benchmark = True
         self._rehearse()
         allocator.release_free_segments(self.device)
+        if self._tiles is not None:
+            self._capture(self._tiles)
         self._rehearse()
 
     def synchronize(self) -> bool:
@@ -83,6 +91,31 @@ class TileRunner:
             log.error("the device is broken: %s", error)
             return False
         return True
+
+    def _upload(self, count: int) -> Tensor:
+        """The first `count` slots on the device, uint8 [count, T, T, 3]; the slots change places with the other ones."""
+        if self._tiles is None:
+            return self._hosts[0][:count]
+        tiles = self._tiles[:count].copy_(self._hosts[0][:count], non_blocking=True)
+        self._copied[0].record(torch.cuda.current_stream(self.device))
+        self._copied.reverse()
+        self._hosts.reverse()
+        return tiles
+
+    def _forward(self, tiles: Tensor) -> Tensor:
+        pixels = torch.addcmul(self._shift, tiles.permute(0, 3, 1, 2).to(self.dtype), self._scale)
+        logits: Tensor = self.network(pixels)
+        return logits.half()
+
+    @torch.inference_mode()
+    def _capture(self, tiles: Tensor) -> None:
+        """The largest first, so that the smaller ones find their memory there."""
+        memory = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        for bucket in reversed(self.buckets):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+                logits = self._forward(tiles[:bucket])
+            self._graphs[bucket] = graph, logits
 
     def _rehearse(self) -> None:
         pattern = np.random.default_rng(0).integers(0, 256, self.slots().shape, dtype=np.uint8)

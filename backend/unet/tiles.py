@@ -11,12 +11,13 @@ from estimator.unet import TileGrid
 def cut(image: NDArray[np.uint8], grid: TileGrid, tile: int, out: NDArray[np.uint8]) -> None:
     """Copies a tile of `image` [H, W, 3] into `out` [T, T, 3]; beyond the edge the image is continued by reflection."""
     top, left = grid.origin(tile)
-    bottom, right = top + grid.tile_pixels, left + grid.tile_pixels
-    if bottom <= grid.height and right <= grid.width:
-        out[:] = image[top:bottom, left:right]
-        return
-    rows, columns = reflect(top, bottom, grid.height), reflect(left, right, grid.width)
-    out[:] = image[rows[:, None], columns]
+    inside = image[top : top + grid.tile_pixels, left : left + grid.tile_pixels]
+    height, width = inside.shape[:2]
+    out[:height, :width] = inside
+    if width < grid.tile_pixels:
+        out[:height, width:] = out[:height, reflect(left + width, left + grid.tile_pixels, grid.width) - left]
+    if height < grid.tile_pixels:
+        out[height:] = out[reflect(top + height, top + grid.tile_pixels, grid.height) - top]
 
 
 def reflect(start: int, stop: int, length: int) -> NDArray[np.intp]:
