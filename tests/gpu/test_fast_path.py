@@ -1,11 +1,16 @@
 """The captured decode step against the reference path, on a card."""
 
+import random
+
 import pytest
 import torch
 
+from backend.llama.flight import Flight, stand_in
 from backend.llama.model import Llama
 from backend.llama.pages import PagePool
+from backend.llama.request import Sampling
 from backend.llama.runner import Runner
+from backend.llama.sampling import Draw, choose
 from backend.llama.scheduler import Sequence, Slice
 from backend.llama.weights import RandomWeights, build
 
@@ -90,6 +95,25 @@ def test_a_row_that_changes_hands_or_grows_reads_its_own_pages() -> None:
     later = [Slice.next_of(left[0].sequence, 1), left[1], *decodes((30, 300))]
     got, expected = fast.forward(later).float(), plain.forward(later).float()
     assert float((got - expected).norm() / expected.norm()) < 2e-2
+
+
+@pytest.mark.parametrize("with_chunk", [False, True])
+def test_a_step_takes_the_tokens_of_the_one_in_front_before_they_are_known(with_chunk: bool) -> None:
+    fast, _ = runners(torch.bfloat16)
+    step = decodes(LENGTHS[:3])
+    greedy = [Draw(Sampling(temperature=0.0), (), random.Random(0)) for _ in step]
+    flight = Flight(step, choose(fast.forward(step), greedy))
+    for row, slice_ in enumerate(step):
+        slice_.sequence.computed += 1
+        slice_.sequence.tokens.append(stand_in(row))
+        slice_.sequence.pages.append(90 + row)
+    chunks = [Slice.next_of(Sequence(list(range(50)), max_tokens=1, pages=[100]), 50)] if with_chunk else []
+    later = [*[Slice.next_of(slice_.sequence, 1) for slice_ in step], *chunks]
+    blind = fast.forward(later, flight).clone()
+    for slice_, choice in zip(step, flight.chosen.read(), strict=True):
+        assert choice is not None
+        slice_.sequence.tokens[-1] = choice.token_id
+    assert torch.equal(blind, fast.forward(later))
 
 
 def test_pages_that_do_not_tile_are_left_to_the_reference() -> None:
