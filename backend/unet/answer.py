@@ -11,7 +11,6 @@ from torch import Tensor
 from backend.unet.canvas import Piece
 from backend.unet.request import Mask, Segmentation
 
-
 _ON_THE_WAY = 4
 """Pieces of a mask that may be in pinned memory at once: enough that none is waited for."""
 

@@ -67,11 +67,11 @@ class TileRunner:
         if bucket not in self._graphs:
             return self._forward(tiles)[:count]
         graph, logits = self._graphs[bucket]
-        graph.replay()  # type: ignore[no-untyped-call]
+        graph.replay()
         return logits[:count]
 
     def warm_up(self) -> None:
-        """Runs every shape that will run, so that no kernel, plan or workspace is chosen later, and captures the graphs.
+        """Runs every shape that will run, so that nothing is chosen or allocated later; on CUDA captures the graphs.
 
         Raises SettingsError when the logits of a test pattern are no numbers, or too large for float16.
         """
@@ -93,7 +93,7 @@ class TileRunner:
         return True
 
     def _upload(self, count: int) -> Tensor:
-        """The first `count` slots on the device, uint8 [count, T, T, 3]; the slots change places with the other ones."""
+        """The first `count` slots on the device, uint8 [count, T, T, 3]; the next slots are others."""
         if self._tiles is None:
             return self._hosts[0][:count]
         tiles = self._tiles[:count].copy_(self._hosts[0][:count], non_blocking=True)
@@ -110,7 +110,7 @@ class TileRunner:
     @torch.inference_mode()
     def _capture(self, tiles: Tensor) -> None:
         """The largest first, so that the smaller ones find their memory there."""
-        memory = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        memory = torch.cuda.graph_pool_handle()
         for bucket in reversed(self.buckets):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
