@@ -1,5 +1,6 @@
 """Which device an engine runs on, and the card behind it."""
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,11 @@ from typing import Any
 import torch
 
 from common.errors import SettingsError
-from common.readings import Card, HostCard, NvmlCard, host_total_bytes
+from common.nvml import NvmlCard, choose
+from common.readings import Card, FirstOf, HostCard, Reading, host_total_bytes
 from common.settings import Settings
+
+LOG = logging.getLogger(__name__)
 
 
 def pick(settings: Settings) -> torch.device:
@@ -23,16 +27,17 @@ def pick(settings: Settings) -> torch.device:
         )
     if wanted in ("auto", "cuda"):
         return torch.device("cuda", torch.cuda.current_device())
-    for index in range(torch.cuda.device_count()):
-        if wanted in (str(index), uuid_of(torch.device("cuda", index))):
-            return torch.device("cuda", index)
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    uuids = tuple(uuid_of(device) for device in devices)
+    chosen = choose(uuids, wanted.replace("MIG-", "GPU-", 1))
+    if chosen is not None:
+        return devices[uuids.index(chosen)]
     raise SettingsError(f"card.device: torch sees no device {wanted!r}")
 
 
 def uuid_of(device: torch.device) -> str:
-    """UUID in NVML's spelling, ``GPU-…`` (or ``MIG-…``)."""
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    """UUID as ``GPU-…``, also of a MIG slice: CUDA does not tell them apart."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def label(device: torch.device) -> str:
@@ -71,12 +76,29 @@ def open_card(settings: Settings, device: torch.device, beside_bytes: int = 0) -
     `beside_bytes` are lent to the engines beside the card: their resident sets hold them too, so the slice has them.
     """
     if device.type == "cuda":
-        import pynvml
-
-        pynvml.nvmlInit()
-        return NvmlCard(pynvml, uuid_of(device))
+        return FirstOf((*_nvml_cards(device), CudaCard(device)))
     folder = settings.state.dir.expanduser() / "engines"
     return HostCard(host_total_bytes(settings.card) + beside_bytes, lambda: _engine_pids(folder))
+
+
+class CudaCard:
+    """What CUDA itself says, for where NVML is missing or has lost the card: free and total, of a slice too."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def name(self) -> str:
+        """Product name and UUID."""
+        return f"{torch.cuda.get_device_name(self._device)} {uuid_of(self._device)}"
+
+    def read(self) -> Reading | None:
+        """None where the process has lost the card, too."""
+        try:
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self._device)
+        except RuntimeError:
+            return None
+        return Reading(total_bytes, free_bytes, total_bytes - free_bytes, 0, "cuda") if total_bytes else None
 
 
 def total_bytes_of(device: torch.device, settings: Settings) -> int:
@@ -91,6 +113,18 @@ def announce(settings: Settings, model: str) -> None:
     folder = settings.state.dir.expanduser() / "engines"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (folder / f"{model}.pid").write_text(str(os.getpid()), encoding="ascii")
+
+
+def _nvml_cards(device: torch.device) -> tuple[NvmlCard, ...]:
+    """The card in NVML; none where the library is missing or does not know it."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return (NvmlCard(pynvml, uuid_of(device)),)
+    except pynvml.NVMLError as error:
+        LOG.warning("NVML does not show the card, CUDA is asked instead: %s", error)
+        return ()
 
 
 def _engine_pids(folder: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the card says: NVML, or host memory where there is no GPU; every reading is known, stale or unknown.
+"""What the card says (:mod:`common.nvml`), or host memory where there is none; a reading is known, stale or unknown.
 
 Zero is a reading like any other and never means "no limit"; a card that cannot be read is *unknown*, and the
 ledger alone decides then.
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.sections import Card as CardSettings
 
@@ -36,7 +36,7 @@ class Reading:
     reserved_bytes: int
     """Held by the driver itself; 0 where NVML cannot tell it from `used_bytes`."""
     source: str
-    """``nvml-v2``, ``nvml-v1`` or ``host``."""
+    """``nvml-v2``, ``nvml-v1``, ``cuda``, ``unified`` (the board's memory is the host's) or ``host``."""
 
 
 class Card(Protocol):
@@ -48,33 +48,6 @@ class Card(Protocol):
 
     def read(self) -> Reading | None:
         """A fresh reading, or None when the card does not answer."""
-
-
-class NvmlCard:
-    """A GPU by its UUID, through NVML; falls back from the v2 to the v1 structure."""
-
-    def __init__(self, nvml: Any, uuid: str) -> None:
-        self._nvml = nvml
-        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        self.uuid = uuid
-
-    @property
-    def name(self) -> str:
-        """Product name and UUID."""
-        return f"{self._nvml.nvmlDeviceGetName(self._handle)} {self.uuid}"
-
-    def read(self) -> Reading | None:
-        """About 5 us. None when both structures fail, or the numbers contradict themselves."""
-        for source, arguments in (("nvml-v2", {"version": self._nvml.nvmlMemory_v2}), ("nvml-v1", {})):
-            try:
-                memory = self._nvml.nvmlDeviceGetMemoryInfo(self._handle, **arguments)
-            except self._nvml.NVMLError:
-                continue
-            reserved_bytes = int(getattr(memory, "reserved", 0))
-            reading = Reading(int(memory.total), int(memory.free), int(memory.used), reserved_bytes, source)
-            if reading.total_bytes > 0 and 0 <= reading.free_bytes <= reading.total_bytes:
-                return reading
-        return None
 
 
 class HostCard:
@@ -91,6 +64,22 @@ class HostCard:
         used_bytes = sum(resident_bytes(pid) for pid in self._pids())
         free_bytes = max(0, self._total_bytes - used_bytes)
         return Reading(self._total_bytes, free_bytes, self._total_bytes - free_bytes, 0, "host")
+
+
+@dataclass(frozen=True)
+class FirstOf:
+    """One card that can be read in several ways: the first that answers counts."""
+
+    ways: tuple[Card, ...]
+
+    @property
+    def name(self) -> str:
+        """As the first way calls it."""
+        return self.ways[0].name
+
+    def read(self) -> Reading | None:
+        """Of the first way that gives one."""
+        return next((reading for reading in (way.read() for way in self.ways) if reading is not None), None)
 
 
 class Readings:
@@ -130,6 +119,17 @@ def host_total_bytes(settings: CardSettings) -> int:
     if settings.total is not None:
         return int(settings.total)
     return min(4 * GIB, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+
+
+def host_memory(meminfo: Path = Path("/proc/meminfo")) -> Reading | None:
+    """All of the host's memory, for boards that have none of their own; what the kernel can reclaim is free."""
+    try:
+        lines = (line.split() for line in meminfo.read_text(encoding="ascii").splitlines())
+        sizes = {words[0]: int(words[1]) * 1024 for words in lines if len(words) > 1}
+        total_bytes, free_bytes = sizes["MemTotal:"], sizes["MemAvailable:"]
+    except (OSError, KeyError, ValueError):
+        return None
+    return Reading(total_bytes, free_bytes, total_bytes - free_bytes, 0, "unified")
 
 
 def resident_bytes(pid: int) -> int:

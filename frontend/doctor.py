@@ -11,9 +11,9 @@ from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from common import model_folder
+from common import model_folder, nvml
 from common.errors import SettingsError
-from common.readings import host_total_bytes
+from common.readings import GIB, host_total_bytes
 from common.settings import Settings
 from estimator.grants import divide
 from frontend import interpreter, keyfile, tritonserver
@@ -164,7 +164,7 @@ def weights(settings: Settings) -> Finding:
 def card(settings: Settings) -> Finding:
     """What NVML says of the card, or how host memory is divided where there is none."""
     wanted = settings.card.device
-    total_bytes, says = _first_gpu()
+    total_bytes, says = _gpu("auto" if wanted == "cpu" else wanted)
     if total_bytes is not None and wanted != "cpu":
         return Finding("card", Level.OK, says)
     if wanted not in ("auto", "cpu"):
@@ -218,20 +218,22 @@ def _bind(host: str, port: int) -> OSError | None:
     return None
 
 
-def _first_gpu() -> tuple[int | None, str]:
-    """Size of the first GPU in bytes and a sentence about what NVML sees."""
+def _gpu(wanted: str) -> tuple[int | None, str]:
+    """Size in bytes of the GPU that ``card.device`` names among those shown to us, and a sentence about it."""
     import pynvml
 
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        if not count:
-            return None, "NVML sees no GPU"
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        name = pynvml.nvmlDeviceGetName(handle)
+        uuids = nvml.visible(pynvml, shown)
+        uuid = nvml.choose(uuids, wanted)
+        card = nvml.NvmlCard(pynvml, uuid) if uuid is not None else None
+        reading = card.read() if card is not None else None
     except pynvml.NVMLError as error:
         return None, f"NVML: {error}"
-    gib = 2**30
-    says = f"{name}, {memory.free / gib:.1f} of {memory.total / gib:.1f} GiB free; {count} GPU in all"
-    return int(memory.total), says
+    if card is None or reading is None:
+        among = "" if shown is None else f" with CUDA_VISIBLE_DEVICES={shown}"
+        return None, f"{card.name} does not say its memory" if card else f"NVML shows {len(uuids)} GPUs{among}"
+    free_gib, total_gib = reading.free_bytes / GIB, reading.total_bytes / GIB
+    says = f"{card.name}, {free_gib:.1f} of {total_gib:.1f} GiB free ({reading.source}); {len(uuids)} in all"
+    return reading.total_bytes, says

@@ -126,13 +126,13 @@ def test_a_state_directory_below_a_file_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_is_asked_for_and_not_there_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_first_gpu", lambda: (None, "NVML: not found"))
+    monkeypatch.setattr(doctor, "_gpu", lambda _: (None, "NVML: not found"))
     assert doctor.card(settings(tmp_path, card=Card(device="cuda"))).level is Level.BAD
     assert doctor.card(settings(tmp_path)).level is Level.OK
 
 
 def test_a_card_too_small_shows_the_whole_equation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_first_gpu", lambda: (None, "NVML: not found"))
+    monkeypatch.setattr(doctor, "_gpu", lambda _: (None, "NVML: not found"))
     finding = doctor.card(settings(tmp_path, card={"total": "512MiB"}))
     assert finding.level is Level.BAD
     assert "total =" in finding.advice

@@ -1,49 +1,9 @@
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-from common.readings import GIB, HostCard, NvmlCard, Reading, Readings, State, host_total_bytes
+from common.readings import GIB, FirstOf, HostCard, Reading, Readings, State, host_memory, host_total_bytes
 from common.sections import Card as CardSettings
-
-
-class FakeNvml:
-    """NVML with one card; `broken` names the structures that fail."""
-
-    nvmlMemory_v2 = 2  # noqa: N815
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, broken: tuple[str, ...] = (), total: int = 80 * GIB) -> None:
-        self.broken, self.total = broken, total
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        return uuid
-
-    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
-        return "Test Card"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int = 1) -> SimpleNamespace:  # noqa: N802
-        if f"v{version}" in self.broken:
-            raise self.NVMLError
-        used, reserved = 20 * GIB, GIB
-        if version == 2:
-            return SimpleNamespace(total=self.total, free=self.total - used - reserved, used=used, reserved=reserved)
-        return SimpleNamespace(total=self.total, free=self.total - used - reserved, used=used + reserved)
-
-
-def test_version_two_of_nvml_tells_the_drivers_share_apart() -> None:
-    assert NvmlCard(FakeNvml(), "GPU-1").read() == Reading(80 * GIB, 59 * GIB, 20 * GIB, GIB, "nvml-v2")
-
-
-def test_a_driver_without_version_two_is_read_by_version_one() -> None:
-    assert NvmlCard(FakeNvml(broken=("v2",)), "GPU-1").read() == Reading(80 * GIB, 59 * GIB, 21 * GIB, 0, "nvml-v1")
-
-
-@pytest.mark.parametrize("nvml", [FakeNvml(broken=("v2", "v1")), FakeNvml(total=0)])
-def test_a_card_that_says_nothing_sensible_is_unknown_not_zero(nvml: FakeNvml) -> None:
-    assert NvmlCard(nvml, "GPU-1").read() is None
 
 
 def test_host_memory_counts_resident_sets_and_forgets_the_dead() -> None:
@@ -84,3 +44,33 @@ def test_a_reading_grows_stale_then_unknown_and_comes_back() -> None:
 def test_the_host_slice_is_as_set_or_at_most_four_gib() -> None:
     assert host_total_bytes(CardSettings(total=3 * GIB)) == 3 * GIB
     assert 0 < host_total_bytes(CardSettings()) <= 4 * GIB
+
+
+def test_a_board_without_memory_of_its_own_has_the_hosts(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(
+        "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    700 kB\nHugePages_Total: 0\n"
+    )
+    assert host_memory(meminfo) == Reading(1_024_000, 716_800, 307_200, 0, "unified")
+    meminfo.write_text("MemTotal:       1000 kB\n")
+    assert host_memory(meminfo) is None
+    assert host_memory(tmp_path / "nowhere") is None
+    assert (real := host_memory()) is not None
+    assert 0 < real.free_bytes < real.total_bytes
+
+
+def test_the_first_way_that_answers_counts() -> None:
+    answers: list[list[Reading | None]] = [
+        [None, None, Reading(10, 5, 5, 0, "nvml-v2")],
+        [None, Reading(9, 4, 5, 0, "cuda")],
+    ]
+    ways = [
+        SimpleNamespace(name=name, read=lambda told=told: told.pop(0)) for name, told in zip("ab", answers, strict=True)
+    ]
+    card = FirstOf(tuple(ways))
+    assert [reading and reading.source for reading in (card.read(), card.read(), card.read())] == [
+        None,
+        "cuda",
+        "nvml-v2",
+    ]
+    assert card.name == "a"
