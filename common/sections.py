@@ -29,8 +29,10 @@ class Server(Section):
     """Deadline of a request that names none."""
     max_request_timeout_s: Seconds = 600.0
     """Longest deadline a caller may ask for."""
+    drain_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """After a stop signal readiness is off for so long while new work is still taken: until balancers have seen it."""
     shutdown_s: Seconds = 5.0
-    """Time for running answers to end after a stop signal."""
+    """Time for running answers to end after that."""
 
 
 class Triton(Section):
@@ -212,3 +214,7 @@ class Log(Section):
     """What is written to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["pretty", "json"] = "pretty"
+    """``json`` is one object a line, for collectors."""
+    traces: str | None = None
+    """Where spans go, by OTLP over HTTP (``http://collector:4318/v1/traces``); needs the extra ``tracing``."""
