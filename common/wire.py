@@ -173,6 +173,8 @@ class ActiveLease(_Wire):
     id: str
     held_bytes: int
     cancelling: bool = False
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """What it came with: account -> bytes reserved there. A frontend that was not there then takes it over so."""
 
 
 @dataclass(frozen=True)

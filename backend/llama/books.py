@@ -132,7 +132,7 @@ class Books:
     def leases(self) -> tuple[ActiveLease, ...]:
         """Leased work, with what it holds."""
         return tuple(
-            ActiveLease(job.id, job.held_pages * self._limits.page_bytes, job.cancelling)
+            ActiveLease(job.id, job.held_pages * self._limits.page_bytes, job.cancelling, job.generation.lease.lines)
             for job in self.jobs.values()
             if job.generation.lease
         )

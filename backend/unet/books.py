@@ -131,7 +131,7 @@ class Books:
     def leases(self) -> tuple[ActiveLease, ...]:
         """Leased work, with what it holds."""
         return tuple(
-            ActiveLease(job.id, job.held_bytes, job.cancelling)
+            ActiveLease(job.id, job.held_bytes, job.cancelling, job.request.lease.lines)
             for job in self.jobs.values()
             if job.request.lease is not None
         )

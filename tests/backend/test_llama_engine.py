@@ -204,10 +204,11 @@ def test_the_footprint_tells_leased_from_unleased_work(folder: Path) -> None:
         footprint = engine.footprint()
         assert footprint.account == "llama.pages"
         assert footprint.capacity_bytes == 24 * page_bytes
-        assert ActiveLease("a", 2 * page_bytes, cancelling=False) in footprint.leases
+        lines = lease_of("a").lines
+        assert ActiveLease("a", 2 * page_bytes, cancelling=False, lines=lines) in footprint.leases
         assert footprint.used_bytes == footprint.unleased_bytes + sum(lease.held_bytes for lease in footprint.leases)
         engine.cancel("b")
-        assert ActiveLease("b", 0, cancelling=True) in engine.footprint().leases
+        assert ActiveLease("b", 0, cancelling=True, lines=lines) in engine.footprint().leases
         gate.set()
         for answer in (leased, direct, waiting):
             answer.wait()

@@ -232,7 +232,7 @@ def test_a_client_that_leaves_a_stream_ends_the_work(client: OpenAI, service: Ru
     assert service.held_bytes() > 0
     stream.close()
     service.wait_for(lambda: service.held_bytes() == 0, ENDED_S)
-    assert state_of(service, lease) == "abandoned"
+    assert state_of(service, lease) == "client_closed_request"
 
 
 def test_a_client_that_leaves_without_an_answer_ends_the_work(client: OpenAI, service: Running) -> None:
@@ -240,7 +240,7 @@ def test_a_client_that_leaves_without_an_answer_ends_the_work(client: OpenAI, se
     with pytest.raises(openai.APITimeoutError):
         client.completions.create(model="llama", prompt="Once upon a time", max_tokens=4000, n=2, timeout=0.5)
     service.wait_for(lambda: service.held_bytes() == 0 and len(states(service)) > len(before), ENDED_S)
-    assert [state for lease, state in states(service).items() if lease not in before] == ["abandoned"]
+    assert [state for lease, state in states(service).items() if lease not in before] == ["client_closed_request"]
 
 
 def context_of(service: Running) -> int:
@@ -251,7 +251,7 @@ def context_of(service: Running) -> int:
 
 def states(service: Running) -> dict[str, str]:
     """Finished lease -> how it ended."""
-    return {entry["lease"]: entry["state"] for entry in service.get("/v1/statements?limit=1000")["statements"]}
+    return {entry["lease"]: entry["outcome"] for entry in service.get("/v1/statements?limit=1000")["statements"]}
 
 
 def state_of(service: Running, lease: str) -> str:
