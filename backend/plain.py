@@ -4,7 +4,7 @@ A run starts from a cold pool (everything cached is given back before it), so it
 """
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,29 +12,53 @@ import torch
 
 from backend.unet.network import UNet
 from estimator.llama import LlamaShape
+from estimator.plain import Call
+from estimator.plain_unet import Images
+from estimator.rounding import Footprint
+from estimator.unet import UnetShape
 
 
 @dataclass(frozen=True)
-class Peak:
-    """The most that one run added, in bytes."""
+class Measured:
+    """What one run added at its peak."""
 
     allocated_bytes: int
-    reserved_bytes: int
+    mapped: Footprint
+    """Reserved anew, by pool."""
+    free: Footprint
+    """Reserved and unused before the run, by pool."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Everything reserved anew."""
+        return self.mapped.total_bytes
 
 
-def measure(run: Callable[[], object], device: torch.device) -> Peak:
+def measure(run: Callable[[], object], device: torch.device) -> Measured:
     """The peak of `run` over what stood before, from a cold pool; CUDA only."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
-    allocated_bytes, reserved_bytes = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    before = torch.cuda.memory_stats(device)
     torch.cuda.reset_peak_memory_stats(device)
     run()
     torch.cuda.synchronize(device)
-    return Peak(
-        torch.cuda.max_memory_allocated(device) - allocated_bytes,
-        torch.cuda.max_memory_reserved(device) - reserved_bytes,
+    after = torch.cuda.memory_stats(device)
+    return Measured(
+        after["allocated_bytes.all.peak"] - before["allocated_bytes.all.current"],
+        Footprint(*(after[f"{pool}.peak"] - before[f"{pool}.current"] for pool in _RESERVED)),
+        free_in(before),
     )
+
+
+def free_in(stats: Mapping[str, int]) -> Footprint:
+    """Reserved and unused, by pool, in torch's ``memory_stats``."""
+    allocated = ("allocated_bytes.small_pool", "allocated_bytes.large_pool")
+    pairs = zip(_RESERVED, allocated, strict=True)
+    return Footprint(*(stats[f"{reserved}.current"] - stats[f"{live}.current"] for reserved, live in pairs))
+
+
+_RESERVED = ("reserved_bytes.small_pool", "reserved_bytes.large_pool")
 
 
 class PlainLlama:
@@ -68,37 +92,42 @@ class PlainLlama:
         self._vocab = shape.vocab
 
     @torch.inference_mode()
-    def generate(self, batch: int, prompt_tokens: int, new_tokens: int, padded: bool, sampled: bool = False) -> None:
-        """One call; with `padded` every other prompt is half as long and filled up on the left."""
-        ids = torch.randint(1, self._vocab, (batch, prompt_tokens))
+    def generate(self, call: Call) -> None:
+        """One call; where it is padded every other prompt is half as long and filled up on the left."""
+        ids = torch.randint(1, self._vocab, (call.batch, call.prompt_tokens))
         mask = torch.ones_like(ids)
-        if padded:
-            ids[::2, : (prompt_tokens + 1) // 2] = 0
-            mask[::2, : (prompt_tokens + 1) // 2] = 0
-        options: dict[str, Any] = {"top_k": 50, "top_p": 0.95, "temperature": 0.8} if sampled else {}
+        if call.padded:
+            mask[::2, : (call.prompt_tokens + 1) // 2] = 0
+        options: dict[str, Any] = {"top_k": 50, "top_p": 0.95, "temperature": 0.8} if call.sampled else {}
         out = self._model.generate(
-            ids.to(self._device),
+            (ids * mask).to(self._device),
             attention_mask=mask.to(self._device),
-            max_new_tokens=new_tokens,
-            do_sample=sampled,
+            max_new_tokens=call.new_tokens,
+            do_sample=call.sampled,
             **options,
         )
-        if out.shape != (batch, prompt_tokens + new_tokens):
-            raise RuntimeError(f"generate gave {tuple(out.shape)}")
+        if out.shape != (call.batch, call.prompt_tokens + call.new_tokens):
+            raise RuntimeError(f"generate gave {tuple(out.shape)} for {call}")
 
 
 class PlainUnet:
     """The segmentation network as it is trained, batch normalisation and all, and its forward pass."""
 
-    def __init__(self, width: int, classes: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._network = UNet(width, classes).eval().to(device=device, dtype=dtype)
+    def __init__(self, shape: UnetShape, dtype: torch.dtype, device: torch.device) -> None:
+        network = UNet(shape.width, shape.classes, shape.in_channels)
+        self._network = network.eval().to(device=device, dtype=dtype)
         self._dtype = dtype
         self._device = device
 
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Parameters and running statistics."""
+        yield from self._network.parameters()
+        yield from self._network.buffers()
+
     @torch.inference_mode()
-    def forward(self, batch: int, height: int, width: int) -> None:
-        """One batch of images that come from the host; the logits stay."""
-        images = torch.rand(batch, 3, height, width, dtype=self._dtype)
-        logits = self._network(images.to(self._device))
-        if logits.shape[-2:] != (height, width):
-            raise RuntimeError(f"the network gave {tuple(logits.shape)}")
+    def forward(self, images: Images) -> None:
+        """One batch that comes from the host; the logits stay."""
+        host = torch.zeros(images.batch, self._network.in_channels, images.height, images.width, dtype=self._dtype)
+        logits = self._network(host.to(self._device))
+        if logits.shape[-2:] != host.shape[-2:]:
+            raise RuntimeError(f"the network gave {tuple(logits.shape)} for {images}")

@@ -5,11 +5,11 @@ For users who guard a model of their own without our engines (account ``card``).
 the cache ends with), e bytes of an element. Read from transformers 5.17 (`modeling_llama`, `cache_utils`,
 `sdpa_attention`, `generation/utils`), confirmed to the byte with torch's memory history on an H200, torch 2.11.
 
-The moments: ``feed-forward`` in the last layer of prefill. ``mask``, only with padding: keys and values are repeated for
-every query head and the mask is made once more in the model's dtype; in prefill and in every decode step. ``scores``,
-only in float32 with shared key/value heads and no mask: no fused kernel serves it, and T x T scores are stored for every
-head. ``grow``: a decode step's ``torch.cat`` holds one layer's values twice. ``logits``: this step's row per sequence
-beside the last one's. ``sort``, only with ``top_p``: the whole vocabulary sorted.
+The moments: ``feed-forward`` in the last layer of prefill. ``mask``, only with padding: keys and values are repeated
+for every query head and the mask is made once more in the model's dtype; in prefill and in every decode step.
+``scores``, only in float32 with shared key/value heads and no mask: no fused kernel serves it, and T x T scores are
+stored for every head. ``grow``: a decode step's ``torch.cat`` holds one layer's values twice. ``logits``: this step's
+row per sequence beside the last one's. ``sort``, only with ``top_p``: the whole vocabulary sorted.
 """
 
 from dataclasses import dataclass
@@ -35,11 +35,6 @@ class Call:
     sampled: bool = False
     """Sampling with ``top_k`` and ``top_p``; else greedy."""
 
-    @property
-    def path(self) -> str:
-        """The discrete path: laws of different paths share no constants."""
-        return "padded" if self.padded else "plain"
-
     def __post_init__(self) -> None:
         if min(self.batch, self.prompt_tokens, self.new_tokens) < 1:
             raise ValueError(f"batch, prompt_tokens and new_tokens must be 1 or more: {self}")
@@ -54,6 +49,15 @@ class Peak:
     allocated_bytes: int
     pools: Footprint
     """The most in each pool, not necessarily at that moment."""
+
+
+PREFILL = ("feed-forward", "mask", "scores")
+"""Moments of prefill; the others are of a decode step."""
+
+
+def path_of(call: Call, peak: Peak) -> str:
+    """The discrete path of a call: laws of different paths share no constants."""
+    return ("padded " if call.padded else "plain ") + ("prefill" if peak.moment in PREFILL else "decode")
 
 
 def peak_of(moments: dict[str, list[Tensors]]) -> Peak:

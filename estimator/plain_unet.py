@@ -2,8 +2,8 @@
 
 The network as it is trained (``backend.unet.network.UNet``, batch normalisation not folded, NCHW), under
 ``inference_mode``. cuDNN's convolutions want channels last: a 3 x 3 one copies its input, its output and its weights
-into a workspace, and that is most of the peak. Where few pixels meet many channels it sums in *slots* of 64 KiB, as many
-pieces of the sum as fit the card's multiprocessors; how many slots that are is a constant of card and dtype.
+into a workspace, and that is most of the peak. Where few pixels meet many channels it sums in *slots* of 64 KiB, as
+many pieces of the sum as fit the card's multiprocessors; how many slots that are is a constant of card and dtype.
 Confirmed to the byte with torch's memory history on an H200, torch 2.11, cuDNN 9.
 """
 
@@ -15,7 +15,7 @@ from estimator.unet import ITEMSIZE, UnetShape
 
 _LEVELS = 6
 """Image, and the encoder's five features, each at half the resolution of the one before."""
-_SLOT_BYTES = 2**16
+SLOT_BYTES = 2**16
 _TILE = 128
 """Rows and columns of a sum that one multiprocessor works on."""
 _FEW_PIXELS = 336
@@ -84,7 +84,7 @@ class ForwardLaw:
         slots = self._slots if pixels > _FEW_PIXELS else self._slots // 4
         if joined < 16 * self._shape.width or tiles > slots // 2:
             return 0
-        return tiles * (slots // tiles) * _SLOT_BYTES
+        return tiles * (slots // tiles) * SLOT_BYTES
 
     def _pixels(self, images: Images) -> list[int]:
         """Pixels of the whole batch at each level."""
