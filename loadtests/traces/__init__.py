@@ -1,0 +1,1 @@
+"""Real arrivals and real questions: what the campaigns replay."""

@@ -1,0 +1,1 @@
+"""Clients of a campaign, as locust users; what they send is the same for every service."""
