@@ -7,10 +7,11 @@ off Pillow's own limit on pixels (a process-wide warning), since every caller he
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from PIL import Image, UnidentifiedImageError
 
+from common import medical_header
 from common.errors import InvalidRequest, NeverFits, RequestError
 
 FORMATS = ("PNG", "JPEG", "TIFF")
@@ -39,14 +40,14 @@ class ImageHeader:
     """What an image file says of itself."""
 
     format: str
-    """``PNG``, ``JPEG`` or ``TIFF``."""
+    """``PNG``, ``JPEG``, ``TIFF``, ``DICOM`` or ``NIfTI``."""
     width: int
     """Pixels, after the rotation that EXIF asks for."""
     height: int
     bit_depth: int
     """Bits of one channel as Pillow decodes it: 1, 8, 16 or 32."""
     mode: str
-    """Pillow's name: ``RGB``, ``RGBA``, ``L``, ``I;16``, ``P``, ``CMYK``…"""
+    """Pillow's name: ``RGB``, ``RGBA``, ``L``, ``I;16``, ``P``, ``CMYK``…; see ``medical_header`` for the others."""
     frames: int
     """Images in the file, counted up to MAX_FRAMES."""
 
@@ -57,21 +58,12 @@ class ImageHeader:
 
 
 def read(data: bytes, max_pixels: int) -> ImageHeader:
-    """The header of an encoded PNG, JPEG or TIFF.
+    """The header of an encoded PNG, JPEG or TIFF, or of a DICOM or NIfTI file with one picture.
 
-    Raises InvalidRequest for what is none of them, has a broken header or no pixels, and NeverFits with both numbers
-    for more than `max_pixels` pixels.
+    Raises InvalidRequest for what is none of them, has a broken header or no pixels, NeverFits with both numbers for
+    more than `max_pixels` pixels, and UnsupportedMedia for a medical file where what reads it is not installed.
     """
-    with opened(data) as image:
-        width, height = reversed(image.size) if orientation(image) in _TURNED else image.size
-        header = ImageHeader(
-            format="JPEG" if image.format == "MPO" else image.format or "",
-            width=width,
-            height=height,
-            bit_depth=_bit_depth(image.mode),
-            mode=image.mode,
-            frames=_count_frames(image),
-        )
+    header = _read_medical(data) if medical_header.format_of(data) else _read_picture(data)
     if header.pixels < 1:
         raise InvalidRequest(f"the image has no pixels ({header.width} x {header.height})", param="image")
     if header.pixels > max_pixels:
@@ -81,6 +73,23 @@ def read(data: bytes, max_pixels: int) -> ImageHeader:
             numbers={"pixels": header.pixels, "max_pixels": max_pixels},
         )
     return header
+
+
+def _read_medical(data: bytes) -> ImageHeader:
+    return ImageHeader(**asdict(medical_header.read(data)), frames=1)
+
+
+def _read_picture(data: bytes) -> ImageHeader:
+    with opened(data) as image:
+        width, height = reversed(image.size) if orientation(image) in _TURNED else image.size
+        return ImageHeader(
+            format="JPEG" if image.format == "MPO" else image.format or "",
+            width=width,
+            height=height,
+            bit_depth=_bit_depth(image.mode),
+            mode=image.mode,
+            frames=_count_frames(image),
+        )
 
 
 @contextmanager
@@ -96,7 +105,8 @@ def opened(data: bytes) -> Iterator[Image.Image]:
     except (RequestError, MemoryError):
         raise
     except UnidentifiedImageError:
-        raise InvalidRequest(f"this is no image in {', '.join(FORMATS)}", param="image") from None
+        known = ", ".join((*FORMATS, *medical_header.FORMATS))
+        raise InvalidRequest(f"this is no image in {known}", param="image") from None
     except Exception as error:
         raise InvalidRequest(f"the image is broken: {type(error).__name__}", param="image") from None
 

@@ -49,7 +49,7 @@ class Upload:
         if media_type == "multipart/form-data":
             image, fields = await _read_form(request)
             wishes = _texts([*wishes.items(), *fields])
-        elif media_type.startswith("image/"):
+        elif media_type.startswith("image/") or media_type == "application/dicom":
             image = await request.body()
         else:
             raise UnsupportedMedia(

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from backend.unet import medical
+from common import medical_header
 from common.errors import InvalidRequest
 from common.image_header import opened, orientation
 
@@ -16,9 +18,12 @@ _BAND_PIXELS = 2**20
 def decode(data: bytes) -> NDArray[np.uint8]:
     """The first image of a PNG, JPEG or TIFF as RGB, uint8 [H, W, 3], turned upright as EXIF says.
 
-    16-bit grey levels are scaled by 1/256; alpha is dropped; a palette, grey and CMYK become RGB. The caller has
-    checked the size in the header. Raises InvalidRequest for a truncated or broken file and for 32-bit pixels.
+    16-bit grey levels are scaled by 1/256; alpha is dropped; a palette, grey and CMYK become RGB. For DICOM and NIfTI
+    see :mod:`backend.unet.medical`. The caller has checked the size in the header. Raises InvalidRequest for a
+    truncated or broken file and for 32-bit pixels.
     """
+    if medical_header.format_of(data):
+        return medical.decode(data)
     return np.ascontiguousarray(_upright(*_stored(data)))
 
 

@@ -26,7 +26,7 @@ class Segmentation:
     image: NDArray[np.uint8] | None = field(default=None, repr=False)
     """[H, W, 3] on the host."""
     encoded: bytes | None = field(default=None, repr=False)
-    """PNG, JPEG or TIFF whose header has been checked."""
+    """A file in one of the formats of ``image_header``, its header checked."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request, Response
 from numpy.typing import NDArray
 
-from common import image_header
+from common import image_header, medical_header
 from common.errors import InvalidRequest
 from common.image_header import ImageHeader
 from common.wire import UnetLimits
@@ -27,7 +27,7 @@ TOLD = (Form.JSON, Form.POLYGONS)
 
 @router.post("/v1/segment")
 async def segment(request: Request, parts: Annotated[Services, Depends(services)]) -> Response:
-    """Mask of an uploaded PNG, JPEG or TIFF.
+    """Mask of an uploaded PNG, JPEG or TIFF, or of a DICOM or NIfTI file with one picture.
 
     The image is the file field ``image`` of a form, or the whole body. ``format`` (form or query) is ``png``, ``json``,
     ``polygons`` or ``overlay``; without it ``Accept`` decides between the first two. ``threshold`` replaces the model's
@@ -41,6 +41,8 @@ async def segment(request: Request, parts: Annotated[Services, Depends(services)
             f"threshold: the model has {limits.classes} classes, the likeliest wins", param="threshold"
         )
     header = await asyncio.to_thread(image_header.read, upload.image, limits.max_pixels)
+    if upload.form is Form.OVERLAY and header.format in medical_header.FORMATS:
+        raise InvalidRequest(f"format: {header.format} files are not painted on, ask for png", param="format")
     job = ImageJob(header.height, header.width, encoded=upload.image, threshold=upload.threshold)
     return await unless_disconnected(request, _answer(parts, upload, header, job, limits, timeout_s))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
+import nibabel
 import numpy as np
 import pytest
 from PIL import Image
@@ -190,6 +191,16 @@ def test_first_of_several_pages_is_read_and_said_so() -> None:
     assert opened(answer).size == (3, 2)
     assert answer.headers["x-vramgate-page"] == "1/2"
     assert ask(**upload(buffer.getvalue(), format="json")).json()["image"]["pages"] == 2
+
+
+def test_a_medical_slice_is_told_by_its_format_and_not_painted_on() -> None:
+    nifti = nibabel.Nifti1Image(np.zeros((3, 2), np.int16), np.eye(4)).to_bytes()
+    told = ask(**upload(nifti, format="json")).json()
+    assert told["image"] == {"format": "NIfTI", "mode": "int16", "bit_depth": 16, "page": 1, "pages": 1}
+    assert (told["width"], told["height"]) == (3, 2)
+    parts = Parts()
+    assert "NIfTI" in check_error(ask(parts, **upload(nifti, format="overlay")), 400, "invalid_value")
+    assert parts.teller.jobs == []
 
 
 @pytest.mark.parametrize(
