@@ -194,7 +194,7 @@ def test_first_of_several_pages_is_read_and_said_so() -> None:
 
 
 def test_a_medical_slice_is_told_by_its_format_and_not_painted_on() -> None:
-    nifti = nibabel.Nifti1Image(np.zeros((3, 2), np.int16), np.eye(4)).to_bytes()
+    nifti = nibabel.Nifti1Image(np.zeros((3, 2), np.int16), np.eye(4)).to_bytes()  # type: ignore[no-untyped-call]
     told = ask(**upload(nifti, format="json")).json()
     assert told["image"] == {"format": "NIfTI", "mode": "int16", "bit_depth": 16, "page": 1, "pages": 1}
     assert (told["width"], told["height"]) == (3, 2)
