@@ -1,5 +1,6 @@
 """Control messages: what the frontend asks of a running engine."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from common.wire import (
     Breaker,
     CancelOutcome,
     CancelReply,
+    CanaryResult,
     Control,
     EngineStatus,
     LlamaLimits,
@@ -50,7 +52,7 @@ class Recorder(Protocol):
         """The newest snapshot's folder; None where none could be written."""
 
 
-Reply = CancelReply | EngineStatus | ReclaimReply | SnapshotReply
+Reply = CancelReply | EngineStatus | ReclaimReply | SnapshotReply | CanaryResult
 
 
 class Desk:
@@ -66,7 +68,12 @@ class Desk:
             Op.CANCEL: self._cancel,
             Op.RECLAIM: lambda _: ReclaimReply(self._engine.reclaim()),
             Op.SNAPSHOT: lambda _: self._snapshot(),
+            Op.CANARY: lambda _: self._canary(),
         }
+
+    def waits(self, message: str | bytes) -> bool:
+        """Whether :meth:`answer` waits for the engine's turn; raises InvalidRequest for what is no control message."""
+        return Control.from_json(message).op is Op.CANARY
 
     def answer(self, message: str | bytes) -> str:
         """The reply to a control message, as JSON; raises InvalidRequest for one that makes no sense."""
@@ -105,6 +112,11 @@ class Desk:
             raise InvalidRequest("control: cancel needs the lease's id", param="lease")
         outcome: CancelOutcome = self._engine.cancel(control.lease)
         return CancelReply(outcome)
+
+    def _canary(self) -> CanaryResult:
+        started_s = time.monotonic()
+        reason = self._engine.canary()
+        return CanaryResult(not reason, reason, time.monotonic() - started_s, self._boot_id)
 
     def _snapshot(self) -> SnapshotReply:
         path = self._recorder.take(Trigger(Reason.DEMAND))

@@ -1,10 +1,12 @@
 """The protocol of an engine: what the Triton side may ask of the Llama and the UNet engine alike.
 
-An engine owns one thread that does all device work. Every method here is thread-safe and returns at once.
+An engine owns one thread that does all device work. Every method here is thread-safe; all but ``canary`` and ``close``
+return at once.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from common.errors import RequestError
@@ -17,6 +19,10 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 Failed = Callable[[str, Exception], None]
 """Hears that some work failed: what it was, and how. Called while that work still holds its memory; must not raise."""
+
+
+Lost = Callable[[str], None]
+"""Hears why the device is lost, once everything in hand has been failed: the process has to end."""
 
 
 def unheard(work: str, error: Exception) -> None:
@@ -63,12 +69,19 @@ class Footprint:
     totals: Mapping[str, int] = field(default_factory=dict)
     """Counters since boot."""
 
+    def with_moved(self, host: "Footprint") -> "Footprint":
+        """With the work that has moved to the host: it still has its leases, and holds nothing of this account."""
+        moved = tuple(replace(lease, held_bytes=0) for lease in host.leases)
+        return replace(self, leases=self.leases + moved, totals=Counter(self.totals) + Counter(host.totals))
+
 
 class Engine(Protocol[Request_contra, Result_co]):
     """One model, loaded and warm."""
 
     on_failure: Failed
     """Called from the engine's thread, without its lock."""
+    on_lost: Lost
+    """Called from the engine's thread as the last thing it does, when everybody who waits has been told."""
 
     @property
     def model(self) -> str:
@@ -96,6 +109,12 @@ class Engine(Protocol[Request_contra, Result_co]):
 
     def health(self) -> Health:
         """Whether it makes progress."""
+
+    def canary(self) -> str:
+        """What is wrong with its answer to a known question; empty when nothing is. Waits for the engine's turn.
+
+        Raises NotNow when there is no memory to ask it.
+        """
 
     def reclaim(self) -> int:
         """Gives wholly free segments back to the card; bytes."""

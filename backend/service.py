@@ -4,6 +4,7 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from backend import allocator, evidence
@@ -22,6 +23,9 @@ from common.report import folder_of
 from common.settings import Settings, parse_margin
 
 log = logging.getLogger(__name__)
+
+EXIT_LOST = 70
+"""Status of a process whose device is lost (EX_SOFTWARE)."""
 
 
 class Service:
@@ -53,11 +57,24 @@ def start(model: str, pb_utils: Any) -> Service:
     snapshots = keep_evidence(adapter.engine, watchdog, settings, boot_id)
     desk = Desk(adapter.engine, watchdog, snapshots, boot_id)
     gauges = Gauges(pb_utils, model)
+    host = Host(pb_utils, adapter, desk)
+    adapter.engine.on_lost = lambda reason: end_process(host.close)
     watchdog.on_poll = lambda: gauges.show(desk.status())
     watchdog.poll()
     watchdog.start()
     log.info("%s is loaded and warm after %.1f s", model, time.monotonic() - started_s)
-    return Service(adapter.engine, watchdog, Host(pb_utils, adapter, desk))
+    return Service(adapter.engine, watchdog, host)
+
+
+def end_process(farewell: Callable[[], None]) -> None:
+    """After `farewell` this process is gone: its context on the device is broken, and so would its exit handlers be.
+
+    The model server sees the stub exit; whoever keeps the model brings a new one.
+    """
+    try:
+        farewell()
+    finally:
+        os._exit(EXIT_LOST)
 
 
 def _load(model: str, settings: Settings) -> Adapter[Any, Any]:

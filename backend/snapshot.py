@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 
-import torch
-
+from backend.faults import is_out_of_memory
 from common import report
 from common.report import Reason, Report
 
@@ -34,7 +33,6 @@ STALE_S = 60.0
 MAX_PICKLE_BYTES = 64 * 2**20
 FRAMES = 32
 UNFINISHED = ".unfinished-"
-MEMORY_NEEDLES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True)
@@ -161,13 +159,6 @@ class Snapshots:
                     shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             log.warning("old snapshots could not be removed: %s", error)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the device or the host: by class, else by what the libraries write."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(needle in str(error) for needle in MEMORY_NEEDLES)
 
 
 def stack_of(place: TracebackType | FrameType | None) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ class Host(Generic[Request, Result]):
     def _start(self, pb_request: Any, port: "Port[Result]") -> None:
         control = self._read(pb_request, ("control",)).get("control")
         if control is not None:
-            port.reply({"control": strings(self._desk.answer(_only_string("control", control)))})
+            self._instruct(_only_string("control", control), port)
             return
         if self._desk.breaker == Breaker.OPEN:
             raise NotReady("the breaker is open: too little headroom on the card", retry_after_s=1.0)
@@ -105,6 +105,22 @@ class Host(Generic[Request, Result]):
             self._adapter.engine.cancel(work_id)
             raise
         channel.begin(work_id)
+
+    def _instruct(self, message: bytes, port: "Port[Result]") -> None:
+        """Answers a control message: at once, or from a thread of its own where the engine has to come to it first."""
+        if self._desk.waits(message):
+            threading.Thread(target=self._reply, args=(message, port), name="control", daemon=True).start()
+        else:
+            self._reply(message, port)
+
+    def _reply(self, message: bytes, port: "Port[Result]") -> None:
+        try:
+            port.reply({"control": strings(self._desk.answer(message))})
+        except RequestError as error:
+            self._refuse(port, error)
+        except Exception:
+            log.exception("a control message could not be answered")
+            self._refuse(port, InternalFault("the control message could not be answered; see the server's log"))
 
     def _refuse(self, port: "Port[Result]", error: RequestError) -> None:
         try:

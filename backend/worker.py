@@ -6,6 +6,7 @@ The lock is never held while the device computes or an outlet is called.
 import logging
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,7 +16,9 @@ import torch
 
 from backend import allocator
 from backend.device import label
-from backend.engine import Failed, Footprint, Health, Outlet, unheard
+from backend.engine import Failed, Footprint, Health, Lost, Outlet, unheard
+from backend.fallback import Ladder, Rung
+from backend.faults import Fault, fault_of, first_line, is_sound
 from common import errors
 from common.wire import ActiveLease, CancelOutcome
 
@@ -33,7 +36,7 @@ class Books(Protocol):
         """Work id -> job, from the moment it is accepted until it has ended."""
 
     @property
-    def totals(self) -> Mapping[str, int]:
+    def totals(self) -> Counter[str]:
         """Counters since boot."""
 
     @property
@@ -56,6 +59,13 @@ class Books(Protocol):
         """Marks a job as unwanted; an id that is unknown is refused if it comes later."""
 
 
+class Canary(Protocol):
+    """A question whose answer was learned when all was well. Asked on the engine's thread, between two turns."""
+
+    def check(self) -> str:
+        """What is wrong with the answer; empty when nothing is."""
+
+
 class Worker(ABC, Generic[Request, Result]):
     """See :class:`backend.engine.Engine`. Call ``start`` once before anything else."""
 
@@ -76,6 +86,7 @@ class Worker(ABC, Generic[Request, Result]):
         self.model = model
         self.device = label(device)
         self.on_failure: Failed = unheard
+        self.on_lost: Lost = lambda reason: None
         self.warm_peak_bytes = 0
         """The allocator's peak once everything was warm; nothing that comes later may exceed it."""
         self._torch_device = device
@@ -88,6 +99,14 @@ class Worker(ABC, Generic[Request, Result]):
         self._base_bytes = 0
         """Allocated when nothing runs."""
         self._closing = False
+        self._lost = ""
+        """Why the device is lost; empty while it is not."""
+        self._canary: Canary | None = None
+        self._host: Worker[Request, Result] | None = None
+        """Where work goes on that found no memory here; made when it is first needed."""
+        self._question: Future[str] | None = None
+        """The canary's next answer, while somebody waits for it."""
+        self._ladder = Ladder(device, self._report, books.totals)
         self._warm: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"{model}-engine", daemon=True)
 
@@ -99,8 +118,8 @@ class Worker(ABC, Generic[Request, Result]):
     def submit(self, request: Request, outlet: Outlet[Result]) -> str:
         """See :class:`backend.engine.Engine`."""
         with self._wake:
-            if self._closing or not self._thread.is_alive():
-                raise errors.NotReady("the engine is closed")
+            if self._end_reason:
+                raise errors.NotReady(self._end_reason)
             now_s = self._clock()
             if not self._books.jobs:
                 self._progress_s = now_s
@@ -112,6 +131,8 @@ class Worker(ABC, Generic[Request, Result]):
     def cancel(self, work_id: str) -> CancelOutcome:
         """See :class:`backend.engine.Engine`."""
         with self._wake:
+            if self._host is not None and work_id in self._host._books.jobs:
+                return self._host.cancel(work_id)
             outcome = self._books.cancel(work_id)
             self._wake.notify()
         return outcome
@@ -119,24 +140,39 @@ class Worker(ABC, Generic[Request, Result]):
     def footprint(self) -> Footprint:
         """See :class:`backend.engine.Engine`."""
         with self._wake:
-            return replace(
+            here = replace(
                 self._idle,
                 used_bytes=self._books.used_bytes,
                 unleased_bytes=self._books.unleased_bytes,
                 leases=self._books.leases,
                 totals=dict(self._books.totals),
             )
+            return here if self._host is None else here.with_moved(self._host.footprint())
 
     def health(self) -> Health:
         """See :class:`backend.engine.Engine`."""
         with self._wake:
-            if self._closing or not self._thread.is_alive():
-                return Health(False, "the engine's thread has ended")
+            if self._end_reason:
+                return Health(False, self._end_reason)
             silent_s = self._clock() - self._progress_s
-            if self._books.has_work and silent_s > self._stall_s:
+            if self._has_work and silent_s > self._stall_s:
                 in_hand = len(self._books.jobs)
                 return Health(False, f"no {self.work} for {silent_s:.0f} s with {in_hand} requests in hand")
-        return Health(True)
+            return Health(True) if self._host is None else self._host.health()
+
+    def canary(self) -> str:
+        """See :class:`backend.engine.Engine`."""
+        with self._wake:
+            if self._end_reason:
+                return self._end_reason
+            if not self._has_work:
+                self._progress_s = self._clock()
+            question = self._question = self._question or Future()
+            self._wake.notify()
+        try:
+            return question.result(self._stall_s)
+        except TimeoutError:
+            return f"no answer for {self._stall_s:.0f} s"
 
     def reclaim(self) -> int:
         """See :class:`backend.engine.Engine`."""
@@ -149,14 +185,16 @@ class Worker(ABC, Generic[Request, Result]):
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout=self._stall_s)
+        if self._host is not None:
+            self._host.close()
 
     @abstractmethod
     def _open(self, request: Request, outlet: Outlet[Result], now_s: float) -> str:
         """Enters a request in the books, the lock held; returns its work id, raises RequestError when it is refused."""
 
     @abstractmethod
-    def _warm_up(self) -> None:
-        """Takes all memory that will ever be needed."""
+    def _warm_up(self) -> Canary:
+        """Takes all memory that will ever be needed; returns what can be asked from then on."""
 
     @abstractmethod
     def _turn(self) -> None:
@@ -165,6 +203,19 @@ class Worker(ABC, Generic[Request, Result]):
     @abstractmethod
     def _abandon(self, error: errors.RequestError) -> None:
         """Ends everything in hand with `error`, whatever state it is in."""
+
+    @property
+    def _has_work(self) -> bool:
+        return self._books.has_work or self._question is not None
+
+    @property
+    def _end_reason(self) -> str:
+        """Why it takes no work any more; empty while it does."""
+        if self._lost:
+            return f"the device is lost: {self._lost}"
+        if self._closing:
+            return "the engine is closing"
+        return "" if self._thread.is_alive() else "the engine's thread has ended"
 
     @property
     def _peak_bytes(self) -> int:
@@ -179,11 +230,14 @@ class Worker(ABC, Generic[Request, Result]):
             log.exception("an outlet failed; its request is cancelled")
             self.cancel(work_id)
 
+    def _report(self, work: str, error: Exception) -> None:
+        self.on_failure(work, error)
+
     @torch.inference_mode()
     def _run(self) -> None:
-        """The thread. Whatever a turn raises, the next one happens."""
+        """The thread. Whatever a turn raises, the next one happens, unless the device is lost."""
         try:
-            self._warm_up()
+            self._canary = self._warm_up()
             self.warm_peak_bytes = allocator.peak_bytes(self._torch_device)
             self._base_bytes = allocator.read(self._torch_device).allocated_bytes
         except BaseException as error:
@@ -191,15 +245,52 @@ class Worker(ABC, Generic[Request, Result]):
             return
         self._warm.set_result(None)
         while self._await_work():
-            try:
-                self._turn()
-            except Exception:
-                log.exception("a turn of the engine failed; everything in hand is dropped")
-                self._abandon(errors.InternalFault("the engine failed and dropped all its work"))
-        self._abandon(errors.NotReady("the engine is closing"))
+            self._lost = self._work()
+        self._abandon(errors.NotReady(self._end_reason))
+        if self._question is not None and not self._question.done():
+            self._question.set_result(self._end_reason)
+        if self._lost:
+            log.critical("%s", self._end_reason)
+            self.on_lost(self._lost)
 
     def _await_work(self) -> bool:
-        """Whether there is work; False once the engine closes."""
+        """Whether there is work; False once the engine closes, or has lost its device."""
         with self._wake:
-            self._wake.wait_for(lambda: self._books.has_work or self._closing)
-            return not self._closing
+            self._wake.wait_for(lambda: self._has_work or self._closing or self._lost)
+            return not (self._closing or self._lost)
+
+    def _work(self) -> str:
+        """Answers the canary, then one turn; returns why the device is lost, empty while it is not."""
+        try:
+            self._answer_canary()
+            if self._books.has_work:
+                self._turn()
+        except errors.DeviceLost as error:
+            return str(error)
+        except Exception as error:
+            log.exception("a turn of the engine failed; everything in hand is dropped")
+            fault, reason = fault_of(error), first_line(error)
+        else:
+            return ""
+        if fault is Fault.LOST or not is_sound(self._torch_device):
+            return reason
+        self._abandon(errors.InternalFault("the engine failed and dropped all its work"))
+        return ""
+
+    def _answer_canary(self) -> None:
+        with self._wake:
+            question = self._question
+        if question is None or self._canary is None:
+            return
+        check = self._canary.check
+        try:
+            outcome = self._ladder.climb("the canary", [(Rung.NONE, check), (Rung.RECLAIM, check)])
+        except errors.DeviceLost as error:
+            question.set_result(str(error))
+            raise
+        with self._wake:
+            self._question, self._progress_s = None, self._clock()
+        if outcome.fault is Fault.MEMORY:
+            question.set_exception(errors.NotNow("there is no memory to ask the canary", retry_after_s=1.0))
+        else:
+            question.set_result("it cannot be computed" if outcome.result is None else outcome.result)

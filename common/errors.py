@@ -4,6 +4,7 @@
 
     VramgateError
     ├── SettingsError           the operator wrote something we cannot use
+    ├── DeviceLost              this process can compute nothing more
     └── RequestError            one request is answered with this
         ├── InvalidRequest      400  malformed, out of range, unknown field
         ├── Unauthenticated     401  no key, or a wrong one
@@ -53,6 +54,10 @@ class VramgateError(Exception):
 
 class SettingsError(VramgateError):
     """A setting is unknown, malformed or impossible; the message names the key and what to do."""
+
+
+class DeviceLost(VramgateError):
+    """The device's context is broken for good (illegal access, failed assert, ECC): the process has to end."""
 
 
 class RequestError(VramgateError):

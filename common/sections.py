@@ -101,6 +101,8 @@ class Llama(Section):
     """Without a step for so long while there is work, the engine is not ready."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; None is all cores."""
+    host_rung: Bytes = ByteSize(2 * 2**30)
+    """Host memory for going on in float32 on the CPU when the card has none left; a model that needs more, does not."""
 
     def dtype_on(self, device_type: str) -> str:
         """The dtype in force on ``cpu`` or ``cuda``."""
@@ -135,6 +137,8 @@ class Unet(Section):
     max_waiting: int = Field(256, ge=1)
     stall_s: Seconds = 30.0
     threads: int | None = Field(None, ge=1)
+    host_rung: Bytes = ByteSize(2 * 2**30)
+    """Host memory for going on in float32 on the CPU when the card has none left; a model that needs more, does not."""
 
     def dtype_on(self, device_type: str) -> str:
         """The dtype in force on ``cpu`` or ``cuda``."""

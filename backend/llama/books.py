@@ -37,7 +37,7 @@ class Books:
         """Enters a request at the end of the line; raises RequestError when it is refused. Returns its work id."""
         work_id = request.lease.id if request.lease else f"direct-{uuid.uuid4().hex}"
         self._check_admissible(work_id, request)
-        job = Job(work_id, request, outlet, arrived_s=now_s)
+        job = Job(work_id, request, outlet, now_s, self._limits.page_bytes)
         job.answers = [Answer(job, index, self._tokenizer) for index in range(request.n)]
         self.jobs[work_id] = job
         for answer in job.answers:
@@ -93,14 +93,39 @@ class Books:
 
     def end(self, job: Job, error: errors.RequestError | None) -> None:
         """Takes a job out, with all it holds."""
-        for answer in job.answers:
-            pages = self._scheduler.remove(answer.sequence)
-            self._dirty += pages if error else []
-            self._answers.pop(answer.sequence, None)
-        self.jobs.pop(job.id, None)
+        pages = self._take_out(job)
+        self._dirty += pages if error else []
         self.totals["prompt_tokens"] += len(job.generation.prompt_ids)
         self.totals["preemptions"] += sum(answer.sequence.preemptions for answer in job.answers)
         self._count_end(error)
+
+    def shrink(self) -> None:
+        """Memory ran out: the newer half of what runs gives its pages back and is computed anew later."""
+        self._scheduler.shrink()
+
+    @property
+    def running(self) -> int:
+        """Sequences that have started and not come to their end."""
+        return len(self._scheduler.running)
+
+    def can_adopt(self, job: Job) -> bool:
+        """Whether there is room for a job of other books."""
+        pages = pages_for(job.answers[0].sequence.most_tokens, self._limits.page_tokens)
+        return pages <= self._limits.pages and len(self.jobs) < self._settings.max_waiting
+
+    def adopt(self, job: Job) -> None:
+        """Enters a job of other books at the end of the line; what it has said so far stands."""
+        self.jobs[job.id] = job
+        for answer in job.answers:
+            self._answers[answer.sequence] = answer
+            if answer.finish_reason is None:
+                self._scheduler.add(answer.sequence)
+
+    def part_with(self, job: Job) -> None:
+        """Takes a job out for other books to adopt: what it holds is given back, what it has said so far stands."""
+        self._dirty += self._take_out(job)
+        for answer in job.answers:
+            answer.sequence.computed = 0
 
     def abandon(self, error: errors.RequestError) -> list[Job]:
         """Back to empty books, whatever state they are in; returns the jobs that were in them."""
@@ -140,6 +165,15 @@ class Books:
     def check(self) -> None:
         """Raises ValueError, printing the equation, when pages and sequences do not add up."""
         self._scheduler.check()
+
+    def _take_out(self, job: Job) -> list[int]:
+        """Forgets a job; returns the pages that became free."""
+        self.jobs.pop(job.id, None)
+        pages = []
+        for answer in job.answers:
+            pages += self._scheduler.remove(answer.sequence)
+            self._answers.pop(answer.sequence, None)
+        return pages
 
     def _check_admissible(self, work_id: str, request: Generation) -> None:
         self._tombstones.refuse(work_id)

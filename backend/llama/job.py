@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from backend.engine import Outlet
+from backend.fallback import Rung, deeper
 from backend.llama.detokenise import Detokeniser
 from backend.llama.request import Chunk, Generation, TokenLogprob
 from backend.llama.sampling import Choice, Draw, generator_of
@@ -62,6 +63,8 @@ class Job:
     generation: Generation
     outlet: Outlet[Chunk]
     arrived_s: float
+    page_bytes: int
+    """Of the pool that its lease paid for."""
     answers: list[Answer] = field(default_factory=list)
     cancelling: bool = False
     started_s: float | None = None
@@ -69,6 +72,8 @@ class Job:
     prefilled_s: float | None = None
     """When its first output token came."""
     most_pages: int = 0
+    rung: Rung = Rung.NONE
+    """The deepest that it needed."""
     late_s: float = field(init=False)
     """When the time that the caller gave is used up."""
 
@@ -97,7 +102,11 @@ class Job:
         if self.prefilled_s is None:
             self.prefilled_s = now_s
 
-    def statement(self, now_s: float, page_bytes: int, process_peak_bytes: int) -> Statement:
+    def note_rung(self, rung: Rung) -> None:
+        """Memory ran out for it, and this was done."""
+        self.rung = deeper(self.rung, rung)
+
+    def statement(self, now_s: float, process_peak_bytes: int) -> Statement:
         """What it was quoted, held and used."""
         started_s = self.started_s if self.started_s is not None else now_s
         prefilled_s = self.prefilled_s if self.prefilled_s is not None else now_s
@@ -106,8 +115,9 @@ class Job:
             lease=generation.lease.id if generation.lease else None,
             model="llama",
             quoted_bytes=generation.quoted_bytes,
-            held_bytes=self.most_pages * page_bytes,
+            held_bytes=self.most_pages * self.page_bytes,
             process_peak_bytes=process_peak_bytes,
+            rung=self.rung,
             queue_s=started_s - self.arrived_s,
             run_s=now_s - started_s,
             prompt_tokens=len(generation.prompt_ids),

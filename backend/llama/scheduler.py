@@ -83,6 +83,27 @@ class Slice:
         return self.sequence.tokens[self.end - 1]
 
 
+def halves(step: list[Slice]) -> tuple[list[Slice], list[Slice]]:
+    """The step as two with about half of its tokens each; a slice across the middle is cut, and samples at its end."""
+    first: list[Slice] = []
+    second: list[Slice] = []
+    budget = sum(slice_.count for slice_ in step) // 2
+    for slice_ in step:
+        head = min(slice_.count, budget)
+        budget -= head
+        if head == slice_.count:
+            first.append(slice_)
+            continue
+        if head:
+            first.append(Slice(slice_.sequence, slice_.start, head, samples=False))
+        second.append(Slice(slice_.sequence, slice_.start + head, slice_.count - head, slice_.samples))
+    return first, second
+
+
+CALM_STEPS = 32
+"""Steps after which twice as many sequences may run as memory lately allowed."""
+
+
 class Scheduler:
     """Two lines, waiting and running, over one map of pages. Used by one thread."""
 
@@ -96,6 +117,9 @@ class Scheduler:
         self._page_tokens = page_tokens
         self._step_tokens = step_tokens
         self._max_batch = min(max_batch, step_tokens)
+        self._limit = self._max_batch
+        """Sequences that may run now."""
+        self._calm_steps = 0
         self._lazily = lazily
 
     @property
@@ -119,6 +143,7 @@ class Scheduler:
 
     def plan(self) -> list[Slice]:
         """The next step, decodes first; empty when there is nothing to do. Pages are taken here."""
+        self._recover()
         if self._lazily:
             self._grow_decodes()
         step = [
@@ -127,6 +152,12 @@ class Scheduler:
         step += self._chunks(self._step_tokens - len(step))
         step += self._starts(self._step_tokens - sum(slice_.count for slice_ in step))
         return step
+
+    def shrink(self) -> None:
+        """Preempts the newer half of what runs; for a while no more may run than what is left."""
+        for _ in range(len(self.running) // 2):
+            self._preempt_newest()
+        self._limit, self._calm_steps = max(1, len(self.running)), 0
 
     def advance(self, done: Slice, token_id: int | None) -> None:
         """Records that a slice went through the model, and the token it chose, if it chose one."""
@@ -150,7 +181,7 @@ class Scheduler:
     def _starts(self, budget: int) -> list[Slice]:
         """First chunks of sequences that start now; who came first starts first."""
         chunks: list[Slice] = []
-        while self.waiting and budget > 0 and len(self.running) < self._max_batch:
+        while self.waiting and budget > 0 and len(self.running) < self._limit:
             sequence = self.waiting[0]
             pages = pages_for(self._held_tokens(sequence), self._page_tokens)
             if not self.pages.fits(pages):
@@ -164,6 +195,11 @@ class Scheduler:
     def _held_tokens(self, sequence: Sequence) -> int:
         """Tokens that a sequence must have pages for when it starts."""
         return min(len(sequence.tokens) + 1, sequence.most_tokens) if self._lazily else sequence.most_tokens
+
+    def _recover(self) -> None:
+        self._calm_steps += 1
+        if self._calm_steps >= CALM_STEPS:
+            self._limit, self._calm_steps = min(2 * self._limit, self._max_batch), 0
 
     def _grow_decodes(self) -> None:
         """A page for each decode that needs one, oldest first; the newest sequences pay when there is none.

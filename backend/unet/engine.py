@@ -18,6 +18,7 @@ from backend import allocator
 from backend.device import pick
 from backend.engine import Footprint, Health, Outlet
 from backend.unet.books import Books
+from backend.unet.canary import Canary
 from backend.unet.canvas import StripPool
 from backend.unet.decoders import Decoded, Decoders
 from backend.unet.job import Job
@@ -191,7 +192,7 @@ class UnetEngine(Worker[Segmentation, Mask]):
                 self._books.ready(job)
                 self._wake.notify()
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> Canary:
         """Every shape of the network, then one image that needs a canvas, on the way that requests go."""
         self._runner.warm_up()
         rehearsal = Rehearsal(self.limits, in_full=self._runner.device.type == "cuda")
@@ -203,6 +204,7 @@ class UnetEngine(Worker[Segmentation, Mask]):
             if rehearsal.error is not None:
                 raise rehearsal.error
             self._books.totals.clear()
+        return Canary(self._runner)
 
 
 def _answer(outlet: Outlet[Mask], mask: Mask, statement: Statement) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from backend.llama.flight import Flight
 from backend.llama.runner import Runner
 from backend.llama.scheduler import Slice
 from tests.backend.llama_kit import WAIT_S, runner_of, settings_of
@@ -17,10 +18,10 @@ class FaultyRunner(Runner):
 
     before: Callable[[Sequence[Slice]], None] = staticmethod(lambda step: None)
 
-    def forward(self, step: Sequence[Slice]) -> torch.Tensor:
+    def forward(self, step: Sequence[Slice], before: Flight | None = None) -> torch.Tensor:
         if all(slice_.sequence.pages[0] != self.pool.trash for slice_ in step):
             self.before(step)
-        return super().forward(step)
+        return super().forward(step, before)
 
 
 def faulty_runner(folder: Path, before: Callable[[Sequence[Slice]], None], **llama: int) -> FaultyRunner:

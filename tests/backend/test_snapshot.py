@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from backend import evidence
-from backend.snapshot import KEPT, MAX_PICKLE_BYTES, UNFINISHED, Snapshots, Trigger, is_out_of_memory, stack_of
+from backend.snapshot import KEPT, MAX_PICKLE_BYTES, UNFINISHED, Snapshots, Trigger, stack_of
 from common import report
 from common.report import PICKLE, REPORT, Reason, Report
 from tests.unit.report_kit import made
@@ -219,30 +219,6 @@ def test_only_steps_that_ran_out_of_memory_are_kept(room: Room) -> None:
         room.snapshots.on_failure("a step of 3 sequences", error)
     (name,) = report.names(room.folder)
     assert report.read(room.folder / name).step == "a step of 3 sequences: OutOfMemoryError"
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (torch.OutOfMemoryError("x"), True),
-        (MemoryError(), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
-        (
-            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
-            True,
-        ),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
-        (ValueError("out of memory"), False),
-    ],
-)
-def test_out_of_memory_is_told_from_other_faults(error: Exception, expected: bool) -> None:
-    assert is_out_of_memory(error) is expected
-
-
-def test_an_allocation_that_the_machine_refuses_is_out_of_memory() -> None:
-    with pytest.raises(RuntimeError) as raised:
-        torch.empty(2**60, dtype=torch.uint8)
-    assert is_out_of_memory(raised.value)
 
 
 def test_a_stack_names_places_and_no_values() -> None:

@@ -1,4 +1,5 @@
 import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,11 @@ import numpy as np
 import pytest
 
 from backend.control import Desk
-from backend.engine import Failed, Footprint, Health, Outlet, unheard
+from backend.engine import Failed, Footprint, Health, Lost, Outlet, unheard
 from backend.snapshot import Trigger
 from backend.triton_io import Arrays, Host, strings
 from common.errors import InvalidRequest, NotNow
-from common.wire import ActiveLease, Breaker, CancelOutcome, EngineStatus, Lease, Statement, UnetLimits
+from common.wire import ActiveLease, Breaker, CanaryResult, CancelOutcome, EngineStatus, Lease, Statement, UnetLimits
 from tests.backend.fake_pb_utils import PB, WAIT_S, FakeRequest, FakeSender, FakeTritonError
 
 LEASE = Lease("l1", {"unet.canvas": 3}, 10.0)
@@ -26,6 +27,9 @@ class EchoEngine:
 
     def __init__(self) -> None:
         self.on_failure: Failed = unheard
+        self.on_lost: Lost = lambda reason: None
+        self.turn = threading.Event()
+        self.wrong = ""
         self.refusal: Exception | None = None
         self.cancelled: queue.Queue[str] = queue.Queue()
         self.outlets: list[Outlet[str]] = []
@@ -49,6 +53,10 @@ class EchoEngine:
 
     def health(self) -> Health:
         return Health(True)
+
+    def canary(self) -> str:
+        assert self.turn.wait(WAIT_S)
+        return self.wrong
 
     def reclaim(self) -> int:
         return 77
@@ -230,3 +238,19 @@ def test_an_open_breaker_refuses_work_but_answers_control(host: Host[str, str], 
     assert str(response.error).startswith("[UNAVAILABLE]")
     response, _ = accept(host, control=strings('{"op":"status"}')).next()
     assert not EngineStatus.from_json(response.text("control")).ready
+
+
+def test_a_canary_waits_for_the_engine_and_nobody_waits_for_the_canary(
+    host: Host[str, str], engine: EchoEngine
+) -> None:
+    waiting = accept(host, control=strings('{"op":"canary"}'))
+    response, _ = accept(host, control=strings('{"op":"reclaim"}')).next()
+    assert response.text("control") == '{"reclaimed_bytes":77}'
+    engine.turn.set()
+    response, final = waiting.next()
+    told = CanaryResult.from_json(response.text("control"))
+    assert (told.ok, told.reason, told.boot_id, final) == (True, "", "boot", True)
+    engine.wrong = "the model answers [1] where it answered [2]"
+    response, _ = accept(host, control=strings('{"op":"canary"}')).next()
+    told = CanaryResult.from_json(response.text("control"))
+    assert (told.ok, told.reason) == (False, engine.wrong)
