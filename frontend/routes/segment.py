@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -52,9 +53,11 @@ async def _answer(
 ) -> Response:
     """Draws while the lease is held: its host bytes are those of the decoded image, which the engine no longer has."""
     async with parts.teller.segmenting(job, timeout_s) as result:
+        started_s = time.monotonic()
         body = await asyncio.to_thread(_draw, upload, header, result, limits)
+        encode_s = time.monotonic() - started_s
     media_type = "application/json" if upload.form in TOLD else "image/png"
-    return Response(body, media_type=media_type, headers=_headers(header, result))
+    return Response(body, media_type=media_type, headers=_headers(header, result, encode_s))
 
 
 def _draw(upload: Upload, header: ImageHeader, result: ImageResult, limits: UnetLimits) -> bytes:
@@ -102,7 +105,10 @@ def _shape(upload: Upload, members: NDArray[np.bool_]) -> dict[str, Any]:
     return {"components": outline.components, "tolerance": upload.tolerance, "polygons": polygons}
 
 
-def _headers(header: ImageHeader, result: ImageResult) -> dict[str, str]:
-    """What a picture cannot say: the bytes of the request, and which page of the file was read."""
-    told = {"lease": result.statement.lease, "page": f"1/{header.frames}"} | result.vram()
+def _headers(header: ImageHeader, result: ImageResult, encode_s: float) -> dict[str, str]:
+    """What a picture cannot say: the request's bytes and seconds, and which page of the file was read."""
+    statement = result.statement
+    seconds = {"decode_s": statement.decode_image_s, "run_s": statement.run_s, "encode_s": encode_s}
+    told = {"lease": statement.lease, "page": f"1/{header.frames}"} | result.vram()
+    told |= {name: f"{value:.6f}" for name, value in seconds.items()}
     return {f"x-vramgate-{name.replace('_', '-')}": str(value) for name, value in told.items()}

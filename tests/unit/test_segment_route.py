@@ -64,6 +64,7 @@ def test_form_upload_is_answered_with_the_mask_and_its_bytes() -> None:
     np.testing.assert_array_equal(np.asarray(opened(answer)), 255 * mask_of(2, 3))
     assert {name: answer.headers[name] for name in vram_headers()} == vram_headers()
     assert answer.headers["x-vramgate-page"] == "1/1"
+    assert all(float(answer.headers[f"x-vramgate-{part}-s"]) >= 0 for part in ("decode", "run", "encode"))
     assert parts.teller.jobs == [ImageJob(2, 3, encoded=picture())]
     assert parts.teller.ended == ["settled"]
 
