@@ -48,6 +48,7 @@ class Metrics:
         self._make_requests()
         self._make_accounts()
         self._make_engines()
+        self._begin_at_zero()
 
     def request_finished(self, model: str, route: str, outcome: str, seconds: float, tenant: str = UNNAMED) -> None:
         """An HTTP request was answered; `route` is the route's template, `outcome` ``ok`` or an error's code.
@@ -204,6 +205,18 @@ class Metrics:
         self._canaries = self._counter("canaries", "Questions with a known answer", "model", "outcome")
         self._reruns = self._counter("reruns", "Requests run again after their engine's process had ended", "model")
         self._open_since_s: dict[str, float] = {}
+
+    def _begin_at_zero(self) -> None:
+        """A counter that appears with its first event has not increased, as Prometheus sees it."""
+        for reason in REASONS:
+            self._refusals.labels(reason)
+        for model in MODELS - {"none"}:
+            for counter in (self._restarts, self._reruns, self._breaker_seconds):
+                counter.labels(model)
+            for outcome in ("good", "bad"):
+                self._canaries.labels(model, outcome)
+            for rung in RUNGS - {"none"}:
+                self._oom.labels(model, rung)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"vramgate_{name}", text, labels, registry=self._registry)
