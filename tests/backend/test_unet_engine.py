@@ -40,6 +40,13 @@ def test_the_mask_has_the_size_and_the_pixels_of_the_image(network: Pointwise, s
         np.testing.assert_array_equal(outlet.mask, expected(image))
 
 
+@pytest.mark.parametrize("size", [(1, 5000), (5000, 1)])
+def test_a_line_of_pixels_is_an_image_like_any_other(network: Pointwise, size: tuple[int, int]) -> None:
+    image = noise(*size)
+    with running(network, strips=grid(limits(), *size).strips) as unet:
+        np.testing.assert_array_equal(submit(unet, image).mask, expected(image))
+
+
 def test_probabilities_come_only_when_asked_for_and_match_the_mask(network: Pointwise) -> None:
     image = noise(50, 60)
     with running(network) as unet:

@@ -87,6 +87,12 @@ def test_worked_example_of_the_module() -> None:
     assert price.by_account()[UNET_CANVAS] == 94 * 131_072
 
 
+def test_a_hundred_thousand_by_one_costs_by_its_width() -> None:
+    strip = strip_bytes(1, 256, 64)
+    assert canvas_bytes(1, 100_000, limits()) == -(-100_000 // 64) * strip
+    assert canvas_bytes(100_000, 1, limits()) == 4 * strip
+
+
 @given(LENGTHS, LENGTHS, st.integers(1, 20))
 def test_canvas_grows_with_width_and_classes_but_not_with_height(height: int, width: int, classes: int) -> None:
     base = canvas_bytes(height, width, limits(classes=classes))
