@@ -40,6 +40,9 @@ class Triton(Section):
 
     url: str | None = None
     """Base address of a server that already runs (``http://triton:8000``); None starts the embedded one."""
+    grpc_url: str | None = None
+    """gRPC address of that server (``triton:8001``), over which models are brought back; without it a load goes over
+    HTTP, and an eighth of the connections waits for its end."""
     http_port: Port = 8000
     grpc_port: Port = 8001
     metrics_port: Port = 8002
@@ -53,6 +56,11 @@ class Triton(Section):
     def address(self) -> str:
         """Base address of the server: the one that already runs, or the embedded one on loopback."""
         return self.url or f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def grpc_address(self) -> str | None:
+        """Where it takes gRPC calls; None where that is not known."""
+        return self.grpc_url if self.url else f"127.0.0.1:{self.grpc_port}"
 
 
 class Card(Section):

@@ -75,7 +75,7 @@ class ModelServer:
     async def settle(self) -> None:
         """Waits for the server and loads what is not loaded; raises VramgateError."""
         url = self._settings.triton.address
-        client = Triton(url, self._admin_key)
+        client = Triton(url, self._admin_key, grpc_address=self._settings.triton.grpc_address)
         await client.start()
         try:
             with self._steps.step(f"model server at {url}"):

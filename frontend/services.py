@@ -120,7 +120,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     ledger.set_capacity(CARD, 0)
     admission = Admission(ledger, settings.admission, clock)
     metrics = Metrics()
-    triton = Triton(settings.triton.address, settings.triton.admin_key)
+    triton = Triton(settings.triton.address, settings.triton.admin_key, grpc_address=settings.triton.grpc_address)
     stubs = Stubs(shm_prefix(settings)) if settings.triton.url is None else None
     engines = Engines(
         triton,

@@ -20,6 +20,7 @@ from yarl import URL
 from common.errors import InternalFault, InvalidRequest, NotReady, RequestError, UpstreamBroken, from_text
 from common.wire import CanaryResult, CancelOutcome, CancelReply, Control, EngineStatus, Op, SnapshotReply
 from frontend import tensors
+from frontend.repository import SILENCE, Repository
 from frontend.sse import EventReader, parse_object
 from frontend.tritonserver import ADMIN_HEADER
 
@@ -32,9 +33,8 @@ LARGE_BYTES = 2**18
 """From this size on tensors are packed and unpacked in a thread."""
 _DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
 """What Triton says, with a status that varies, for a model whose process has died."""
-_REFUSED = re.compile(r"load / unload is not allowed|API is restricted")
+_REFUSED = re.compile(r"load / unload is not allowed|(API|protocol) is restricted")
 """What Triton says where models cannot be loaded by anybody, or not by us."""
-_SILENCE = "the model server did not answer in time"
 _UNREACHABLE = "the model server cannot be reached: nobody listens there"
 CANARY_S = 20.0
 """A known answer takes an idle engine less than a second; longer means that it hangs."""
@@ -54,10 +54,18 @@ class Reply:
 class Triton:
     """Triton's HTTP port at `base_url` (``http://127.0.0.1:8000``)."""
 
-    def __init__(self, base_url: str, admin_key: str | None = None, control_s: float = CONTROL_S) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        admin_key: str | None = None,
+        control_s: float = CONTROL_S,
+        grpc_address: str | None = None,
+    ) -> None:
+        """`grpc_address`: where models are loaded; without it over HTTP, which holds up what shares its thread."""
         self._base_url = base_url.rstrip("/")
         self._admin = {ADMIN_HEADER: admin_key} if admin_key else {}
         self._control_s = control_s
+        self._repository = Repository(grpc_address, ADMIN_HEADER, admin_key) if grpc_address else None
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -69,12 +77,16 @@ class Triton:
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        if self._repository is not None:
+            await self._repository.start()
 
     async def close(self) -> None:
         """Closes every connection; Triton's own shutdown waits for them."""
         if self._session is not None:
             await self._session.close()
             self._session = None
+        if self._repository is not None:
+            await self._repository.close()
 
     async def live(self) -> bool:
         """Whether something answers that says it lives."""
@@ -85,11 +97,17 @@ class Triton:
 
     async def load(self, model: str) -> None:
         """Loads the model; minutes. One that is loaded is left as it is, even where its process has died."""
-        object_of(await self._bounded("POST", f"/v2/repository/models/{model}/load", {}, LOAD_S, self._admin))
+        if self._repository is not None:
+            await self._repository.load(model, LOAD_S)
+        else:
+            object_of(await self._bounded("POST", f"/v2/repository/models/{model}/load", {}, LOAD_S, self._admin))
 
     async def unload(self, model: str) -> None:
         """Unloads the model, whose process may have died; what is left of that process ends."""
-        object_of(await self._bounded("POST", f"/v2/repository/models/{model}/unload", {}, UNLOAD_S, self._admin))
+        if self._repository is not None:
+            await self._repository.unload(model, UNLOAD_S)
+        else:
+            object_of(await self._bounded("POST", f"/v2/repository/models/{model}/unload", {}, UNLOAD_S, self._admin))
 
     async def look_up(self, path: str) -> Reply:
         """What a GET of `path`, percent-encoded, says of the server or a model: at once, or UpstreamBroken."""
@@ -177,7 +195,7 @@ class Triton:
             async with self._session.request(method, url, allow_redirects=False, **options) as response:
                 yield response
         except TimeoutError:
-            raise UpstreamBroken(_SILENCE) from None
+            raise UpstreamBroken(SILENCE) from None
         except aiohttp.ClientConnectorError:
             raise NotReady(_UNREACHABLE, retry_after_s=1.0) from None
         except (aiohttp.ClientError, OSError) as error:
@@ -221,7 +239,7 @@ def is_unreachable(error: RequestError) -> bool:
 
 def is_silence(error: RequestError) -> bool:
     """Whether nothing was answered at all, within the time there was."""
-    return error.message == _SILENCE
+    return error.message == SILENCE
 
 
 def is_refusal(error: RequestError) -> bool:
