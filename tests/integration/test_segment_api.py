@@ -1,5 +1,6 @@
 """``POST /v1/segment`` with real uploads against the whole service: real server, real weights."""
 
+import gzip
 import io
 import json
 import struct
@@ -9,6 +10,7 @@ from http.client import HTTPConnection
 from typing import Any
 
 import httpx
+import nibabel
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -64,7 +66,12 @@ def from_rle(rle: dict[str, Any]) -> NDArray[np.bool_]:
     return np.repeat(values, rle["counts"]).reshape(rle["size"], order="F")
 
 
-def test_discs_are_found_and_the_three_answers_agree(service: Running) -> None:
+def shoelace(closed: NDArray[np.int64]) -> float:
+    x, y = closed.T
+    return float(x[:-1] @ y[1:] - x[1:] @ y[:-1]) / 2
+
+
+def test_discs_are_found_and_the_answers_agree(service: Running) -> None:
     image = cells()
     mask = picture(post(service, encode(image)))
     truth = np.asarray(image)[..., 0] > 100
@@ -77,6 +84,10 @@ def test_discs_are_found_and_the_three_answers_agree(service: Running) -> None:
     assert nucleus["area_pixels"] == found.sum()
     assert told["statement"]["pixels"] == image.width * image.height
     assert told["vram"]["rung"] == "none"
+    (outlined,) = post(service, encode(image), format="polygons", tolerance="0").json()["classes"]
+    rings = [np.array(ring) for polygon in outlined["polygons"]["coordinates"] for ring in polygon]
+    assert sum(shoelace(ring) for ring in rings) == found.sum()
+    assert outlined["components"] == nucleus["components"] == len(outlined["polygons"]["coordinates"]) == 4
     overlay = picture(post(service, encode(image), format="overlay"))
     assert overlay.shape == (80, 96, 3)
     np.testing.assert_array_equal((overlay != np.asarray(image)).any(axis=-1), found)
@@ -97,6 +108,14 @@ def test_exif_rotation_is_applied(service: Running) -> None:
     mask = from_rle(told["classes"][0]["rle"])
     assert (mask & upright).sum() / (mask | upright).sum() > 0.9, "but for what JPEG changes"
     assert picture(post(service, turned(), format="overlay")).shape == (80, 96, 3)
+
+
+def test_a_nifti_slice_is_the_picture_of_its_display_range(service: Running) -> None:
+    grey = cells().convert("L")
+    voxels = nibabel.Nifti1Image(np.asarray(grey).T.astype(np.int16), np.eye(4))  # type: ignore[no-untyped-call]
+    voxels.header["cal_max"] = 255
+    mask = picture(post(service, gzip.compress(voxels.to_bytes())))
+    np.testing.assert_array_equal(mask, picture(post(service, encode(grey))))
 
 
 def sixteen_bits() -> Image.Image:
