@@ -58,17 +58,14 @@ class TileRunner:
 
     @torch.inference_mode()
     def run(self, count: int) -> Tensor:
-        """Logits of the first `count` slots: float16 [count, C, T, T] on the device.
-
-        They may be changed in place; on CUDA they are valid until the next call, for work that is queued before it.
-        """
+        """Logits of the first `count` slots: float16 [count, C, T, T] on the device, the caller's to keep and change."""
         bucket = next(size for size in self.buckets if size >= count)
         tiles = self._upload(bucket)
         if bucket not in self._graphs:
             return self._forward(tiles)[:count]
         graph, logits = self._graphs[bucket]
         graph.replay()
-        return logits[:count]
+        return logits[:count].clone()
 
     def warm_up(self) -> None:
         """Runs every shape that will run, so that nothing is chosen or allocated later; on CUDA captures the graphs.
@@ -81,16 +78,6 @@ class TileRunner:
         if self._tiles is not None:
             self._capture(self._tiles)
         self._rehearse()
-
-    def synchronize(self) -> bool:
-        """Waits until all queued work has ended; False where the device is broken, so that none is left."""
-        try:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-        except RuntimeError as error:
-            log.error("the device is broken: %s", error)
-            return False
-        return True
 
     def _upload(self, count: int) -> Tensor:
         """The first `count` slots on the device, uint8 [count, T, T, 3]; the next slots are others."""
