@@ -58,7 +58,7 @@ class TileRunner:
 
     @torch.inference_mode()
     def run(self, count: int) -> Tensor:
-        """Logits of the first `count` slots: float16 [count, C, T, T] on the device, the caller's to keep and change."""
+        """Logits of the first `count` slots: float16 [count, C, T, T] on the device; the caller may change them."""
         bucket = next(size for size in self.buckets if size >= count)
         tiles = self._upload(bucket)
         if bucket not in self._graphs:
