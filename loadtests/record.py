@@ -15,25 +15,35 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "transformers", "triton", "numpy", "fastapi", "uvicorn", "tritonclient", "locust")
 
 
-def write(name: str, figures: Mapping[str, float], rows: Sequence[Mapping[str, Any]], machine: str = "") -> Path:
+def write(
+    name: str,
+    figures: Mapping[str, float],
+    rows: Sequence[Mapping[str, Any]],
+    machine: str = "",
+    about: Mapping[str, Any] | None = None,
+) -> Path:
     """Writes ``results/<name>.json`` (into ``$OUT`` where that is set) and returns its path.
 
     `figures` are the numbers that are quoted, `rows` the measurements behind them; `machine` names an accelerator.
+    `about` describes a run of another time or place, as :func:`describe` did there.
     """
-    record = {
-        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
-        "commit": _commit(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{machine or _processor()}, {os.cpu_count()} cores",
-        "versions": {"python": platform.python_version()} | dict(_versions()),
-        "figures": dict(figures),
-        "rows": list(rows),
-    }
+    record = {**(about or describe(machine)), "figures": dict(figures), "rows": list(rows)}
     folder = Path(os.environ.get("OUT", RESULTS))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def describe(machine: str = "") -> dict[str, Any]:
+    """Command, commit, time, machine and versions of this run."""
+    return {
+        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{machine or _processor()}, {os.cpu_count()} cores",
+        "versions": {"python": platform.python_version()} | dict(_versions()),
+    }
 
 
 def _module() -> str:

@@ -91,6 +91,8 @@ class Limits(Section):
     """So long after its deadline a client without an end of any kind has hung, and leaves."""
     settle_s: Seconds = 20.0
     """After the last client the ledger must be empty within it."""
+    watch_s: Seconds = 0.5
+    """Between two looks at ledger, driver and processes."""
 
 
 class Gates(Section):
@@ -146,7 +148,7 @@ class Campaign(Section):
 
 def load(name: str, folder: Path = FOLDER) -> Campaign:
     """The campaign in ``NAME.toml``, or in a file that is named; raises SettingsError with the key that is wrong."""
-    path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
+    path = path_of(name, folder)
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
         return Campaign.model_validate(values | {"name": path.stem})
@@ -158,3 +160,8 @@ def load(name: str, folder: Path = FOLDER) -> Campaign:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise SettingsError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def path_of(name: str, folder: Path = FOLDER) -> Path:
+    """Where the campaign is written down."""
+    return Path(name) if name.endswith(".toml") else folder / f"{name}.toml"

@@ -79,6 +79,7 @@ def chosen(asked: Namespace) -> Campaign:
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
 def prepare(environment: Environment, **_: Any) -> None:
     """The schedule is made before the first user starts."""
+    assert environment.parsed_options is not None
     environment.replay = Replay(environment.parsed_options)  # type: ignore[attr-defined]
 
 
@@ -89,7 +90,7 @@ class ReplayUser(User):
     fixed_count = 1
     kind: ClassVar[Kind]
 
-    @task  # type: ignore[untyped-decorator]
+    @task
     def replay(self) -> None:
         """Every arrival when it is due, then waits for the last of them, and ends the run when no other has work."""
         replay: Replay = self.environment.replay
