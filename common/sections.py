@@ -134,7 +134,7 @@ class Unet(Section):
     canvas: Bytes | None = None
     """Part of the grant set aside for canvases; None is 256 MiB on the CPU and 1 GiB on CUDA."""
     tile_pixels: int | None = Field(None, ge=32, multiple_of=32)
-    """Edge of a tile; None is 256 on the CPU and 512 on CUDA. Multiples of 128 keep in step with the network's strides."""
+    """Edge of a tile; None is 256 on the CPU and 512 on CUDA. A multiple of 128 keeps in step with the network."""
     tile_batch: int = Field(4, ge=1)
     """Tiles in one forward pass."""
     threshold: float = Field(0.5, gt=0, lt=1)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from backend import allocator
 from backend.unet import engine as unet_engine
 from backend.unet.engine import UnetEngine
-from backend.unet.job import HOST_CANVAS
 from backend.unet.load import open_network
 from backend.unet.tiles import reflect
 from backend.unet.train import predict
@@ -108,7 +107,7 @@ def test_a_canvas_on_the_host_gives_the_same_mask_and_holds_nothing_on_the_card(
     on_host = segment(engine, image, Lease("unpaid", {}, 60.0, canvas_bytes=0))
     assert on_card.statement is not None
     assert on_host.statement is not None
-    assert (on_card.statement.rung, on_host.statement.rung) == ("none", HOST_CANVAS)
+    assert (on_card.statement.rung, on_host.statement.rung) == ("none", "host_canvas")
     assert on_host.statement.held_bytes == 0
     assert (on_card.mask != on_host.mask).mean() <= 0.0005
 
