@@ -5,10 +5,9 @@ Every value is a frozen dataclass. Reading is strict: an unknown or missing key,
 """
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
 from typing import Any, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -44,10 +43,14 @@ class _Wire:
         return value
 
 
-@cache
-def _adapter(cls: Hashable) -> TypeAdapter[Any]:
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def _adapter(cls: Any) -> TypeAdapter[Any]:
     """Made once: it takes milliseconds."""
-    return TypeAdapter(cls)
+    if cls not in _ADAPTERS:
+        _ADAPTERS[cls] = TypeAdapter(cls)
+    return _ADAPTERS[cls]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from fastapi import Request
@@ -28,17 +29,33 @@ async def unless_disconnected(request: Request, awaitable: Awaitable[Result]) ->
 
     For answers that are not streamed, once the body has been read.
     """
-    work = asyncio.ensure_future(awaitable)
-    gone = asyncio.ensure_future(_disconnect(request))
+    me = asyncio.current_task()
+    assert me is not None
+    departure = Departure(me)
+    watch = asyncio.create_task(departure.watch(request), name="disconnect")
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        raise Cancelled("the client has left")
+        return await awaitable
+    except asyncio.CancelledError:
+        if departure.seen and me.uncancel() == 0:
+            raise Cancelled("the client has left") from None
+        raise
     finally:
-        gone.cancel()
-        work.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        watch.cancel()
+
+
+@dataclass
+class Departure:
+    """Of a client, by which the task that works for it is cancelled."""
+
+    work: "asyncio.Task[object]"
+    seen: bool = False
+
+    async def watch(self, request: Request) -> None:
+        """Returns when the client has left."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.seen = True
+        self.work.cancel()
 
 
 class EventStream(StreamingResponse):
@@ -59,8 +76,3 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._run.aclose()
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -62,8 +62,13 @@ class Services:
         self.engines.stop("the server is shutting down")
 
 
-def services(request: Request) -> Services:
-    """The services of the app that serves `request`; a dependency of every route."""
+async def services(request: Request) -> Services:
+    """The services of the app that serves `request`; a dependency of every route, async so that no thread runs it."""
+    return services_of(request)
+
+
+def services_of(request: Request) -> Services:
+    """The same, for routes that are not the framework's."""
     return cast(Services, request.app.state.services)
 
 

@@ -5,7 +5,6 @@ Triton's own HTTP statuses are not trusted: an error is whatever has the key ``e
 the caller's deadline, everything else has a limit of its own, and a cancelled caller closes its socket at once.
 """
 
-import asyncio
 import io
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from yarl import URL
 from common.errors import InternalFault, InvalidRequest, NotReady, RequestError, UpstreamBroken, from_text
 from common.wire import CanaryResult, CancelOutcome, CancelReply, Control, EngineStatus, Op, SnapshotReply
 from frontend import tensors
+from frontend.offload import LARGE_BYTES, offload
 from frontend.repository import SILENCE, Repository
 from frontend.sse import EventReader, parse_object
 from frontend.tritonserver import ADMIN_HEADER
@@ -29,8 +29,6 @@ CONTROL_S = 3.0
 """An engine answers a control message within a step; longer means that it hangs."""
 LOAD_S = 600.0
 UNLOAD_S = 60.0
-LARGE_BYTES = 2**18
-"""From this size on tensors are packed and unpacked in a thread."""
 _DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
 """What Triton says, with a status that varies, for a model whose process has died."""
 _REFUSED = re.compile(r"load / unload is not allowed|(API|protocol) is restricted")
@@ -164,17 +162,17 @@ class Triton:
     ) -> dict[str, NDArray[Any]]:
         """One inference with binary tensors; strings are object arrays of bytes. Raises what the engine said."""
         size_bytes = sum(tensors.size_bytes(array) for array in inputs.values())
-        body, headers = await _maybe_in_thread(size_bytes, lambda: tensors.pack(inputs, outputs))
+        body, headers = await offload(size_bytes, tensors.pack, inputs, outputs)
         reply = await self.forward("POST", f"/v2/models/{model}/infer", headers, body)
         if reply.status != 200:
             raise _error_of(parse_object(reply.body), reply.status)
-        return await _maybe_in_thread(len(reply.body), lambda: tensors.unpack(reply.body, reply.headers, outputs))
+        return await offload(len(reply.body), tensors.unpack, reply.body, reply.headers, outputs)
 
     async def forward(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Reply:
         """One request as it is, `path` already percent-encoded, and its answer as it is, errors included."""
-        data = io.BytesIO(body) if body else None
+        data = io.BytesIO(body) if body and len(body) >= LARGE_BYTES else body
         async with self._request(method, path, headers=headers, data=data) as response:
             return await _read(response)
 
@@ -253,7 +251,3 @@ def strictly(read: Callable[[str | bytes], Answer], text: str | bytes) -> Answer
         return read(text)
     except InvalidRequest as error:
         raise UpstreamBroken(f"an engine's answer is not understood: {error.message}") from None
-
-
-async def _maybe_in_thread(size_bytes: int, work: Callable[[], Answer]) -> Answer:
-    return await asyncio.to_thread(work) if size_bytes >= LARGE_BYTES else work()

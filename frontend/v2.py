@@ -40,6 +40,8 @@ class InferRequest:
     """Input name -> its bytes, for the inputs that came binary."""
     binary: memoryview
     """Everything behind the header."""
+    size_bytes: int
+    """Of the whole body."""
 
     @property
     def inputs(self) -> dict[str, Input]:
@@ -111,7 +113,7 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
     for tensor in named:
         if any(key.startswith("shared_memory") for key in tensor.parameters):
             raise Forbidden(f"{tensor.name!r}: shared memory is not for clients; send and receive the tensor itself")
-    return InferRequest(header, _cut(header.inputs, view[length:]), view[length:])
+    return InferRequest(header, _cut(header.inputs, view[length:]), view[length:], len(view))
 
 
 def refuse_long_json(length: int) -> None:

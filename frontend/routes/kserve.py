@@ -18,9 +18,10 @@ from frontend import v2, v2_image, v2_text
 from frontend.disconnect import EventStream, unless_disconnected
 from frontend.engines import MODELS
 from frontend.held import Held
+from frontend.offload import offload
 from frontend.prompts import Names, read_prompt, to_job
 from frontend.runs import TextJob, TextRun
-from frontend.services import Services, deadline_s, services
+from frontend.services import Services, deadline_s, services, services_of
 from frontend.tensors import HEADER_LENGTH
 from frontend.triton import object_of
 from frontend.v2_text import RESERVED, Sequences, TextForm
@@ -108,16 +109,20 @@ async def model_config(model: Model, parts: Parts) -> JSONResponse:
     return JSONResponse(_for_clients(about, "input", "output"))
 
 
-@router.post("/models/{model}/infer")
-@router.post("/models/{model}/versions/{version}/infer")
-async def infer(model: Model, request: Request, parts: Parts) -> Response:
-    """Tensors in, tensors out; the language model's stream is gathered."""
+async def infer(request: Request) -> Response:
+    """Tensors in, tensors out; the language model's stream is gathered. A bare route: the shortest way there is."""
+    parts = services_of(request)
+    model = await priced_model(request, parts)
     body = await _body(request, parts)
-    message = await asyncio.to_thread(v2.parse, body, request.headers.get(HEADER_LENGTH))
+    message = await offload(len(body), v2.parse, body, request.headers.get(HEADER_LENGTH))
     timeout_s = _infer_deadline_s(request, parts, message)
     work = _segment(parts, message, timeout_s) if model == "unet" else _answer(parts, message, timeout_s)
     answer = await unless_disconnected(request, work)
     return Response(answer.body, headers=dict(answer.headers))
+
+
+for path in ("/models/{model}/infer", "/models/{model}/versions/{version}/infer"):
+    router.add_route(router.prefix + path, infer, methods=["POST"])
 
 
 @router.post("/models/{model}/generate")
@@ -159,14 +164,14 @@ async def management(request: Request) -> Response:
 
 async def _segment(parts: Services, message: v2.InferRequest, timeout_s: float) -> v2.WireBody:
     """The segmentation model's answer as it gave it, but for the statement."""
-    job = await asyncio.to_thread(v2_image.read_job, message, parts.engines.unet_limits())
+    job = await offload(message.size_bytes, v2_image.read_job, message, parts.engines.unet_limits())
 
     async def send(held: Held) -> v2.WireBody:
-        sent = await asyncio.to_thread(v2_image.add_lease, message, held.wire.to_json())
+        sent = await offload(message.size_bytes, v2_image.add_lease, message, held.wire.to_json())
         reply = await parts.triton.forward("POST", "/v2/models/unet/infer", sent.headers, sent.body)
         if reply.status != 200:
             object_of(reply)
-        held.statement, answer = await asyncio.to_thread(v2_image.take_statement, reply.headers, reply.body)
+        held.statement, answer = await offload(len(reply.body), v2_image.take_statement, reply.headers, reply.body)
         return answer
 
     async with parts.teller.sending_image(job, timeout_s, send) as answer:
@@ -175,7 +180,7 @@ async def _segment(parts: Services, message: v2.InferRequest, timeout_s: float) 
 
 async def _answer(parts: Services, message: v2.InferRequest, timeout_s: float) -> v2.WireBody:
     """The language model's answer as tensors."""
-    form = await asyncio.to_thread(v2_text.read_infer, message)
+    form = await offload(message.size_bytes, v2_text.read_infer, message)
     return v2_text.to_inferred(await _complete(parts, form, timeout_s), message)
 
 
