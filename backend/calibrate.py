@@ -28,14 +28,14 @@ from estimator.llama import LlamaShape
 from estimator.llama import weights_bytes as llama_weights_bytes
 from estimator.plain import Call, GenerateLaw, Peak, path_of
 from estimator.plain_unet import SLOT_BYTES, ForwardLaw, Images
-from estimator.profile import ALLOCATOR_ENV, Holes, Profile, Setup
-from estimator.rounding import LARGE_PAGE_BYTES, SMALL_PAGE_BYTES, Footprint
+from estimator.profile import ALLOCATOR_ENV, SPARE_PAGES, Holes, Profile, Setup
+from estimator.rounding import LARGE_PAGE_BYTES, SMALL_BYTES, SMALL_PAGE_BYTES, Footprint
 from estimator.shapes import named
 from estimator.unet import UnetShape
 
 SEED = 20_260
 """Of the chosen runs, so that two calibrations differ in the card alone."""
-PREFILLS, DECODES, FORWARDS = 60, 19, 90
+SHORTS, LONGS, DECODES, FORWARDS = 30, 60, 19, 90
 """Runs of each path; the maximum of n covers n / (n + 1) of new ones."""
 GUARD = 1.003
 """On the factors: a hole is only seen once it costs a page, so the largest one is known to about this much."""
@@ -146,11 +146,12 @@ def _calls(shape: LlamaShape, law: GenerateLaw, device: torch.device) -> Iterato
     """Prefills over all sizes that fit, one token each since the first step decides; short prompts that decode on."""
     dice = random.Random(SEED)
     for padded in (False, True):
-        for _ in range(PREFILLS):
-            batch = log_uniform(dice, 1, 16)
-            most = _most(lambda tokens, b=batch, p=padded: law.peak(Call(b, tokens, 1, p)), device)  # type: ignore[misc]
-            tokens = min(most, shape.context_tokens - 1, MOST_TOKENS // batch)
-            yield Call(batch, log_uniform(dice, 32, tokens), 1, padded)
+        most = _most(lambda tokens, padded=padded: law.peak(Call(1, tokens, 1, padded)), device)  # type: ignore[misc]
+        shortest = SMALL_BYTES // (shape.kv_heads * shape.head_dim * law.itemsize)
+        for count, low, high in ((SHORTS, 32, shortest), (LONGS, shortest + 1, most)):
+            for _ in range(count):
+                batch, tokens = log_uniform(dice, 1, 16), log_uniform(dice, low, high)
+                yield Call(batch, min(max(2, round(tokens / batch)), shape.context_tokens - 1), 1, padded)
         found = 0
         while found < DECODES:
             call = Call(log_uniform(dice, 1, 16), log_uniform(dice, 2, 48), log_uniform(dice, 8, 48), padded)
@@ -192,11 +193,14 @@ def _slots(plain: PlainUnet, law: ForwardLaw, device: torch.device) -> int:
 
 def _paths(runs: list[Run]) -> dict[str, Holes]:
     """The factors of each path, by split conformal prediction over the smallest ones that would have sufficed."""
-    found = {}
+    found, spare_bytes = {}, SPARE_PAGES * SMALL_PAGE_BYTES
     for path in sorted({path for path, _, _ in runs}):
         mine = [(peak.pools, measured) for name, peak, measured in runs if name == path]
         coverage = len(mine) / (len(mine) + 1)
-        small = [_least(m.mapped.small_bytes, m.free.small_bytes, n.small_bytes, SMALL_PAGE_BYTES) for n, m in mine]
+        small = [
+            _least(m.mapped.small_bytes - spare_bytes, m.free.small_bytes, n.small_bytes, SMALL_PAGE_BYTES)
+            for n, m in mine
+        ]
         large = [_least(m.mapped.large_bytes, m.free.large_bytes, n.large_bytes, LARGE_PAGE_BYTES) for n, m in mine]
         found[path] = Holes(
             small_factor=_widest(small, coverage),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from estimator.llama import ITEMSIZE, LlamaShape
 from estimator.price import Line, Price
-from estimator.rounding import Footprint, Tensors, footprint
+from estimator.rounding import SMALL_BYTES, Footprint, Tensors, footprint
 
 CARD = "card"
 _SORT_PER_LOGIT, _SORT_FIXED_BYTES = 12.19, 8704
@@ -56,8 +56,14 @@ PREFILL = ("feed-forward", "mask", "scores")
 
 
 def path_of(call: Call, peak: Peak) -> str:
-    """The discrete path of a call: laws of different paths share no constants."""
-    return ("padded " if call.padded else "plain ") + ("prefill" if peak.moment in PREFILL else "decode")
+    """The discrete path of a call: laws of different paths share no constants.
+
+    ``long`` where keys and values of a layer live in the large pool beside the activations, ``short`` where they do
+    not, ``decode`` where a decode step decides.
+    """
+    _, _, cached_bytes = peak.tensors[0]
+    prefill = "long" if cached_bytes > SMALL_BYTES else "short"
+    return ("padded " if call.padded else "plain ") + (prefill if peak.moment in PREFILL else "decode")
 
 
 def peak_of(moments: dict[str, list[Tensors]]) -> Peak:
@@ -83,7 +89,7 @@ class GenerateLaw:
 
     def __init__(self, shape: LlamaShape, dtype: str) -> None:
         self._shape = shape
-        self._e = ITEMSIZE[dtype]
+        self.itemsize = self._e = ITEMSIZE[dtype]
         self._kv_width = shape.kv_heads * shape.head_dim * self._e
         self._q_width = shape.heads * shape.head_dim * self._e
         self._hidden = shape.hidden * self._e

@@ -17,9 +17,11 @@ from typing import Any
 from common.errors import SettingsError
 from estimator.llama import LlamaShape
 from estimator.plain import Peak
-from estimator.rounding import Footprint, reserved_bytes
+from estimator.rounding import SMALL_PAGE_BYTES, Footprint, reserved_bytes
 from estimator.unet import UnetShape
 
+SPARE_PAGES = 1
+"""Small pages that every bound holds beside the factors: a few tensors can lie on one page more than they fill."""
 ALLOCATOR_ENV = "PYTORCH_CUDA_ALLOC_CONF"
 Shape = LlamaShape | UnetShape
 _SHAPES: Mapping[str, type[LlamaShape] | type[UnetShape]] = {"llama": LlamaShape, "unet": UnetShape}
@@ -80,7 +82,7 @@ class Profile:
             math.ceil(peak.pools.small_bytes * holes.small_factor * widened),
             math.ceil(peak.pools.large_bytes * holes.large_factor * widened),
         )
-        return reserved_bytes(need, self.free)
+        return reserved_bytes(need, self.free) + SMALL_PAGE_BYTES * SPARE_PAGES
 
     def require(self, setup: Setup, shape: Shape) -> None:
         """Raises SettingsError that names the first field in which the profile is for something else."""

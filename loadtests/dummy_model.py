@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from estimator.llama import LlamaShape
+
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -26,6 +28,22 @@ LLAMA_3_8B: dict[str, Any] = {
     "eos_token_id": None,
 }
 """The architecture of Llama-3-8B as its published config.json has it; no end token, so answers have full length."""
+
+
+def config_of(shape: LlamaShape) -> dict[str, Any]:
+    """A config.json of that shape."""
+    return LLAMA_3_8B | {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.context_tokens,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "bos_token_id": None,
+    }
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:
