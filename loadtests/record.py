@@ -21,14 +21,15 @@ def write(
     rows: Sequence[Mapping[str, Any]],
     machine: str = "",
     about: Mapping[str, Any] | None = None,
+    folder: Path | None = None,
 ) -> Path:
-    """Writes ``results/<name>.json`` (into ``$OUT`` where that is set) and returns its path.
+    """Writes ``<name>.json`` into `folder`, else into ``$OUT`` where that is set, else into ``results``; its path.
 
     `figures` are the numbers that are quoted, `rows` the measurements behind them; `machine` names an accelerator.
     `about` describes a run of another time or place, as :func:`describe` did there.
     """
     record = {**(about or describe(machine)), "figures": dict(figures), "rows": list(rows)}
-    folder = Path(os.environ.get("OUT", RESULTS))
+    folder = folder or Path(os.environ.get("OUT", RESULTS))
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -48,7 +49,7 @@ def describe(machine: str = "") -> dict[str, Any]:
 
 def _module() -> str:
     spec = sys.modules["__main__"].__spec__
-    return spec.name if spec else Path(sys.argv[0]).stem
+    return spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
 
 
 def _commit() -> str:

@@ -51,7 +51,7 @@ def contestant(name: str, campaign: Campaign, place: Place, base: Mapping[str, s
     python = (sys.executable, "-m")
     served = "llama" if place.model_folder is None else str(place.model_folder)
     known = {
-        OURS: ("vramgate", (*python, "frontend.cli", "up"), "/readyz", "openai"),
+        OURS: ("vramgate", (sys.executable, "-c", "from frontend.cli import main; main()", "up"), "/readyz", "openai"),
         "semaphore": (
             f"FastAPI, a semaphore of {campaign.semaphore}, generate in threads",
             (*python, "loadtests.baselines.semaphore", "--port", port, "--most", str(campaign.semaphore)),

@@ -8,8 +8,9 @@ from loadtests.campaigns.campaign import Campaign, Kind
 from loadtests.campaigns.watch import Sample
 from loadtests.users.outcome import End, Outcome
 
-SHARES = (End.GOOD, End.LATE, End.REFUSED, End.OOM, End.ERROR, End.HUNG)
-PAGES = "llama.pages"
+SHARES = (End.GOOD, End.LATE, End.EXPIRED, End.REFUSED, End.OOM, End.ERROR, End.HUNG)
+USES = {"llama.pages": "account_use", "unet.canvas": "canvas_use"}
+"""Account -> figure that says how much of it was held, in the mean."""
 
 Figures = dict[str, float]
 
@@ -25,6 +26,8 @@ def of_phase(outcomes: Iterable[Outcome], samples: Sequence[Sample], duration_s:
         "good_tokens_per_s": sum(outcome.output_tokens for outcome in good) / duration_s,
         "good_megapixels_per_s": sum(outcome.megapixels for outcome in good) / duration_s,
     }
+    answered = len(good) + sum(outcome.end is End.LATE for outcome in paying)
+    figures["overload_ratio"] = len(paying) / max(1, answered)
     figures |= percentiles("ttft", [outcome.ttft_s for outcome in paying if outcome.ttft_s is not None])
     figures |= percentiles("latency", [outcome.latency_s for outcome in good])
     figures |= percentiles("inter_token", [outcome.gaps_s[0] for outcome in good if outcome.gaps_s])
@@ -62,11 +65,9 @@ def account_use(samples: Sequence[Sample]) -> Figures:
     used: dict[str, list[float]] = {}
     for sample in samples:
         for name, account in sample.accounts.items():
-            if account["capacity_bytes"]:
-                used.setdefault(name, []).append(account["held_bytes"] / account["capacity_bytes"])
-    return {
-        f"{name.replace('.', '_')}_use": sum(shares) / len(shares) for name, shares in used.items() if name != "host"
-    }
+            if name in USES and account["capacity_bytes"]:
+                used.setdefault(USES[name], []).append(account["held_bytes"] / account["capacity_bytes"])
+    return {figure: sum(shares) / len(shares) for figure, shares in used.items()}
 
 
 def price_errors(outcomes: Iterable[Outcome]) -> Figures:

@@ -122,6 +122,8 @@ def role_of(pid: int) -> str:
         return next((f"{model} engine" for model in ("llama", "unet") if f"/{model}/" in line), "stub")
     if "tritonserver" in command[0]:
         return "tritonserver"
+    if "-c" in command:
+        return "launcher"
     modules = [after for option, after in pairwise(command) if option == "-m"]
     return modules[0].rpartition(".")[2] if modules else Path(command[0]).name
 

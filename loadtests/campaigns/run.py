@@ -89,8 +89,7 @@ def send(who: Contestant, place: Place, campaign: Campaign, asked: Asked, folder
     command += ["--autostart", "--autoquit", "1", "--web-port", str(WEB_PORT)] if asked.web else ["--headless"]
     if asked.web:
         print(f"locust's page: http://127.0.0.1:{WEB_PORT}", flush=True)
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(["."] + os.environ.get("PYTHONPATH", "").split(os.pathsep))}
-    with Process([*command, "--only-summary"], environ, folder / "locust.log") as locust:
+    with Process([*command, "--only-summary"], os.environ, folder / "locust.log") as locust:
         locust.wait(campaign.total_s + LOCUST_S)
 
 

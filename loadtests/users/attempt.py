@@ -15,9 +15,12 @@ from loadtests.users.requests import SEND, Answer, Target
 
 OOM = re.compile(r"out of memory|outofmemory|cannot allocate memory|\boom\b", re.IGNORECASE)
 REFUSALS = (413, 429)
+WAITED = "after waiting"
+"""In the message of a refusal that did not come at once."""
 LATE = (408, 504)
 STATUS_OF = re.compile(r"\[(\d{3})\]")
-CODES = {"never_fits": 413, "not_now": 429, "deadline_exceeded": 504}
+CODES = {"rate_limit_exceeded": 429, "timeout": 504}
+"""Of errors that came as an event of a stream, whose status was 200."""
 
 
 def attempt(target: Target, shot: Shot, due_unix_s: float) -> Outcome:
@@ -65,12 +68,14 @@ def bad_end(kind: Kind, status: int, code: str, message: str) -> End:
     """The end that an error means."""
     if OOM.search(message) or OOM.search(code):
         return End.OOM
-    status = CODES.get(code, status)
+    status = CODES.get(code, status) if status == 200 else status
     if kind in (Kind.GLUTTON, Kind.GARBAGE) and 400 <= status < 500:
         return End.REBUFFED
     if status in LATE:
         return End.LATE
-    return End.REFUSED if status in REFUSALS else End.ERROR
+    if status in REFUSALS:
+        return End.EXPIRED if WAITED in message else End.REFUSED
+    return End.ERROR
 
 
 def _good_end(kind: Kind, answer: Answer, latency_s: float, deadline_s: float) -> End:
