@@ -11,9 +11,9 @@ from common.errors import InternalFault, InvalidRequest
 from common.report import Reason
 from common.wire import (
     Breaker,
+    CanaryResult,
     CancelOutcome,
     CancelReply,
-    CanaryResult,
     Control,
     EngineStatus,
     LlamaLimits,

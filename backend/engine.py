@@ -119,5 +119,15 @@ class Engine(Protocol[Request_contra, Result_co]):
     def reclaim(self) -> int:
         """Gives wholly free segments back to the card; bytes."""
 
+    @property
+    def away_bytes(self) -> int:
+        """Device memory that :meth:`retreat` gave back and :meth:`advance` would take again."""
+
+    def retreat(self) -> None:
+        """Moves what can be moved to the host and gives its memory back; before the next turn."""
+
+    def advance(self) -> None:
+        """Takes back what was given up, if there is room; before the next turn."""
+
     def close(self) -> None:
         """Fails what is running, ends the thread, frees the device."""

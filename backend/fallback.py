@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+NO_MEMORY = "memory ran out, and no fallback could answer"
+"""What a client is told at the ladder's end."""
+
 
 class Rung(StrEnum):
     """By what means a request was answered; further down is slower, and needs less of the device."""
@@ -26,7 +29,7 @@ class Rung(StrEnum):
     RECLAIM = "reclaim"
     """Free segments were given back, then the same again."""
     HALVE = "halve"
-    """In two halves, one after the other."""
+    """In smaller pieces, one after the other."""
     PREEMPT = "preempt"
     """The newest work gave way and was computed anew later."""
     HOST_CANVAS = "host_canvas"
@@ -71,7 +74,7 @@ class Ladder:
         """
         first = True
         for rung, attempt in rungs:
-            result, fault = self._try(work, rung, attempt)
+            result, fault = self.attempt(work, attempt, rung)
             if fault is None:
                 if not first:
                     self.count(rung)
@@ -86,7 +89,13 @@ class Ladder:
         """Memory ran out, and this rung was the answer."""
         self._totals[f"oom_{rung}"] += 1
 
-    def _try(self, work: str, rung: Rung, attempt: Callable[[], Result]) -> tuple[Result | None, Fault | None]:
+    def attempt(
+        self, work: str, attempt: Callable[[], Result], rung: Rung = Rung.NONE
+    ) -> tuple[Result | None, Fault | None]:
+        """The result, or what kind of fault there was; by then nothing holds the tensors of a failed attempt.
+
+        Free memory was given back after one that ran out of it. Raises DeviceLost where the device is.
+        """
         try:
             return attempt(), None
         except Exception as error:

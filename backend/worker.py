@@ -3,67 +3,32 @@
 The lock is never held while the device computes or an outlet is called.
 """
 
+import gc
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from backend import allocator
 from backend.device import label
+from backend.duties import Books, Canary
 from backend.engine import Failed, Footprint, Health, Lost, Outlet, unheard
 from backend.fallback import Ladder, Rung
 from backend.faults import Fault, fault_of, first_line, is_sound
 from common import errors
-from common.wire import ActiveLease, CancelOutcome
+from common.wire import CancelOutcome
 
 log = logging.getLogger(__name__)
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
-
-
-class Books(Protocol):
-    """The state of a worker's work. Its owner holds a lock around every call."""
-
-    @property
-    def jobs(self) -> Mapping[str, Any]:
-        """Work id -> job, from the moment it is accepted until it has ended."""
-
-    @property
-    def totals(self) -> Counter[str]:
-        """Counters since boot."""
-
-    @property
-    def has_work(self) -> bool:
-        """There is something for the thread to do."""
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of the account that are held."""
-
-    @property
-    def unleased_bytes(self) -> int:
-        """The part held for work without a lease."""
-
-    @property
-    def leases(self) -> tuple[ActiveLease, ...]:
-        """Leased work, with what it holds."""
-
-    def cancel(self, work_id: str) -> CancelOutcome:
-        """Marks a job as unwanted; an id that is unknown is refused if it comes later."""
-
-
-class Canary(Protocol):
-    """A question whose answer was learned when all was well. Asked on the engine's thread, between two turns."""
-
-    def check(self) -> str:
-        """What is wrong with the answer; empty when nothing is."""
+Host = TypeVar("Host", bound="Worker[Any, Any]")
 
 
 class Worker(ABC, Generic[Request, Result]):
@@ -106,6 +71,8 @@ class Worker(ABC, Generic[Request, Result]):
         """Where work goes on that found no memory here; made when it is first needed."""
         self._question: Future[str] | None = None
         """The canary's next answer, while somebody waits for it."""
+        self._errands: deque[Callable[[], None]] = deque()
+        """What the thread does before its next turn."""
         self._ladder = Ladder(device, self._report, books.totals)
         self._warm: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=f"{model}-engine", daemon=True)
@@ -167,8 +134,10 @@ class Worker(ABC, Generic[Request, Result]):
                 return self._end_reason
             if not self._has_work:
                 self._progress_s = self._clock()
-            question = self._question = self._question or Future()
-            self._wake.notify()
+            if self._question is None:
+                self._question = Future()
+                self._send(self._answer_canary)
+            question = self._question
         try:
             return question.result(self._stall_s)
         except TimeoutError:
@@ -177,6 +146,21 @@ class Worker(ABC, Generic[Request, Result]):
     def reclaim(self) -> int:
         """See :class:`backend.engine.Engine`."""
         return allocator.release_free_segments(self._torch_device)
+
+    @property
+    def away_bytes(self) -> int:
+        """See :class:`backend.engine.Engine`."""
+        return 0
+
+    def retreat(self) -> None:
+        """See :class:`backend.engine.Engine`."""
+        with self._wake:
+            self._send(self._retreat)
+
+    def advance(self) -> None:
+        """See :class:`backend.engine.Engine`."""
+        with self._wake:
+            self._send(self._advance)
 
     def close(self) -> None:
         """See :class:`backend.engine.Engine`."""
@@ -204,9 +188,15 @@ class Worker(ABC, Generic[Request, Result]):
     def _abandon(self, error: errors.RequestError) -> None:
         """Ends everything in hand with `error`, whatever state it is in."""
 
+    def _retreat(self) -> None:
+        """On the thread; nothing of an engine moves unless it says otherwise."""
+
+    def _advance(self) -> None:
+        """On the thread; the reverse of ``_retreat``."""
+
     @property
     def _has_work(self) -> bool:
-        return self._books.has_work or self._question is not None
+        return self._books.has_work or bool(self._errands) or self._question is not None
 
     @property
     def _end_reason(self) -> str:
@@ -230,6 +220,11 @@ class Worker(ABC, Generic[Request, Result]):
             log.exception("an outlet failed; its request is cancelled")
             self.cancel(work_id)
 
+    def _send(self, errand: Callable[[], None]) -> None:
+        """Has the thread do something before its next turn; the lock is held."""
+        self._errands.append(errand)
+        self._wake.notify()
+
     def _report(self, work: str, error: Exception) -> None:
         self.on_failure(work, error)
 
@@ -243,6 +238,8 @@ class Worker(ABC, Generic[Request, Result]):
         except BaseException as error:
             self._warm.set_exception(error)
             return
+        # What is loaded stays: the collector need not look through it again in the middle of the work.
+        gc.freeze()
         self._warm.set_result(None)
         while self._await_work():
             self._lost = self._work()
@@ -260,9 +257,10 @@ class Worker(ABC, Generic[Request, Result]):
             return not (self._closing or self._lost)
 
     def _work(self) -> str:
-        """Answers the canary, then one turn; returns why the device is lost, empty while it is not."""
+        """Its errands, then one turn; returns why the device is lost, empty while it is not."""
         try:
-            self._answer_canary()
+            while self._errands:
+                self._errands.popleft()()
             if self._books.has_work:
                 self._turn()
         except errors.DeviceLost as error:
@@ -278,10 +276,9 @@ class Worker(ABC, Generic[Request, Result]):
         return ""
 
     def _answer_canary(self) -> None:
-        with self._wake:
-            question = self._question
-        if question is None or self._canary is None:
-            return
+        question = self._question
+        assert question is not None
+        assert self._canary is not None
         check = self._canary.check
         try:
             outcome = self._ladder.climb("the canary", [(Rung.NONE, check), (Rung.RECLAIM, check)])
@@ -294,3 +291,10 @@ class Worker(ABC, Generic[Request, Result]):
             question.set_exception(errors.NotNow("there is no memory to ask the canary", retry_after_s=1.0))
         else:
             question.set_result("it cannot be computed" if outcome.result is None else outcome.result)
+
+
+def started(host: Host, hear: Failed) -> Host:
+    """An engine on the host that goes on with another's work; `hear` is told of its failures."""
+    host.on_failure = hear
+    host.start()
+    return host

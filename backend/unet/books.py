@@ -4,6 +4,7 @@ import uuid
 from collections import Counter, deque
 
 from backend.engine import Outlet
+from backend.fallback import Rung
 from backend.tombstones import Tombstones
 from backend.unet.canvas import StripPool
 from backend.unet.job import Job
@@ -43,6 +44,7 @@ class Books:
         paid_bytes = request.lease.canvas_bytes if request.lease else None
         pool = self._host_pool if paid_bytes is not None and paid_bytes < canvas_bytes else self._pool
         job = Job(work_id, request, outlet, tiles, pool, on_host=pool is not self._pool, arrived_s=now_s)
+        job.rung = Rung.HOST_CANVAS if job.on_host else Rung.NONE
         self.jobs[work_id] = job
         self.totals["requests"] += 1
         return job
@@ -88,6 +90,8 @@ class Books:
         for job in self._line:
             if job.image is None:
                 continue
+            if job.grid.strips and job.pool.is_released:
+                job.go_to_host(self._host_pool)
             if job.grid.strips and (id(job.pool) in blocked or job.grid.strips > job.pool.free):
                 blocked.add(id(job.pool))
                 continue
@@ -108,11 +112,35 @@ class Books:
         self.totals["tiles"] += len(picks)
         return picks
 
+    def again(self, job: Job) -> None:
+        """A job begins anew, before all others."""
+        self._leave_queues(job)
+        job.forget()
+        self._line.appendleft(job)
+
+    @property
+    def can_adopt(self) -> bool:
+        """Whether there is room for a job of other books."""
+        return len(self.jobs) < self._max_waiting
+
+    def part_with(self, job: Job) -> None:
+        """Takes a job out for other books to adopt, with its canvas, which must lie on the host, and its answer."""
+        self._leave_queues(job)
+        self.jobs.pop(job.id, None)
+
+    def adopt(self, job: Job) -> None:
+        """Goes on with a job of other books after the last tile that was taken in, or from the start."""
+        self.jobs[job.id] = job
+        job.picked = job.done
+        if job.answer is None:
+            job.pool, job.on_host = self._pool, True
+            self._line.append(job)
+        else:
+            self._rotation.append(job)
+
     def end(self, job: Job, error: errors.RequestError | None) -> None:
         """Takes a job out, with all it holds."""
-        for queue in (self._line, self._rotation):
-            if job in queue:
-                queue.remove(job)
+        self._leave_queues(job)
         self.jobs.pop(job.id, None)
         job.release()
         self.totals["ended_" + (error.kind.prefix.lower() if error else "well")] += 1
@@ -135,6 +163,11 @@ class Books:
             for job in self.jobs.values()
             if job.request.lease is not None
         )
+
+    def _leave_queues(self, job: Job) -> None:
+        for queue in (self._line, self._rotation):
+            if job in queue:
+                queue.remove(job)
 
     def _check_admissible(self, work_id: str, canvas_bytes: int) -> None:
         self._tombstones.refuse(work_id)

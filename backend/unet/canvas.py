@@ -53,6 +53,22 @@ class StripPool:
         """Bytes of the strips that are held."""
         return (self.strips - self.free) * self.strip_bytes
 
+    @property
+    def is_released(self) -> bool:
+        """Its memory was given back."""
+        return len(self.logits) < self.strips
+
+    def release(self) -> None:
+        """Gives its memory back until ``restore``; raises ValueError while anybody holds a strip."""
+        if self.free < self.strips:
+            raise ValueError(f"{self.strips - self.free} strips are held")
+        self.logits, self._free = self.logits[:0].clone(), []
+
+    def restore(self) -> None:
+        """Takes its memory again; raises what the allocator raises."""
+        self.logits = self.logits.new_empty(self.strips, *self.logits.shape[1:])
+        self._free = list(range(self.strips))
+
     def take(self, count: int) -> list[int]:
         """Indices of `count` strips, cleared; the caller has looked at `free`."""
         if count > self.free:
@@ -110,6 +126,14 @@ class Canvas:
                 self._pool.logits.index_copy_(0, indices, _moved_up(staged, len(rows)))
             yield Piece(rows, column, staged[:, :, : len(rows)])
             column += len(part) * self._grid.overlap_pixels
+
+    def move_to(self, pool: StripPool) -> None:
+        """Goes on in strips of another pool; allocates nothing on either device."""
+        taken = pool.take(len(self._strips))
+        for old, new in zip(self._strips, taken, strict=True):
+            pool.logits[new].copy_(self._pool.logits[old])
+        self.close()
+        self._pool, self._strips = pool, taken
 
     def close(self) -> None:
         """Gives the strips back."""

@@ -8,15 +8,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from backend.engine import Outlet
+from backend.fallback import Rung, deeper
 from backend.unet.answer import Answer
 from backend.unet.canvas import Canvas, Piece, StripPool
 from backend.unet.request import Mask, Segmentation
 from common.errors import RequestError
 from common.wire import UNET_CANVAS, Statement
 from estimator.unet import TileGrid
-
-HOST_CANVAS = "host_canvas"
-"""The rung of a request whose lease does not pay for a canvas on the device."""
 
 
 @dataclass(eq=False)
@@ -37,6 +35,8 @@ class Job:
     """Why the image could not be decoded."""
     decoding: Future[None] | None = None
     """Where its image is made, if it came encoded."""
+    rung: Rung = Rung.NONE
+    """The deepest that it needed; that of the host's canvas too where its lease pays for no other."""
     cancelling: bool = False
     ended: bool = False
     decode_s: float = 0.0
@@ -84,6 +84,24 @@ class Job:
                 self.answer.write(piece)
         self.done += 1
 
+    def note_rung(self, rung: Rung) -> None:
+        """Memory ran out for it, and this was done."""
+        self.rung = deeper(self.rung, rung)
+
+    def go_to_host(self, pool: StripPool) -> None:
+        """Goes on with a canvas of `pool`, on the host; what has been taken in stays."""
+        if self.canvas is not None:
+            self.canvas.move_to(pool)
+        self.pool, self.on_host, self.held_bytes = pool, True, 0
+        self.note_rung(Rung.HOST_CANVAS)
+
+    def forget(self) -> None:
+        """Back to where it was before it started: no canvas, no answer, no tile taken."""
+        if self.canvas is not None:
+            self.canvas.close()
+        self.canvas, self.answer, self.started_s = None, None, None
+        self.picked = self.done = self.held_bytes = 0
+
     def release(self) -> None:
         """Gives the canvas back and forgets the pixels."""
         self.ended = True
@@ -101,7 +119,7 @@ class Job:
             quoted_bytes=lease.lines.get(UNET_CANVAS, 0) if lease else 0,
             held_bytes=self.held_bytes,
             process_peak_bytes=process_peak_bytes,
-            rung=HOST_CANVAS if self.on_host else "none",
+            rung=self.rung,
             queue_s=started_s - self.arrived_s,
             run_s=now_s - started_s,
             pixels=self.request.height * self.request.width,

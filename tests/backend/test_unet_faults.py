@@ -2,9 +2,7 @@
 
 import io
 import threading
-from copy import copy
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from backend.unet import decoders
-from backend.unet.runner import TileRunner
+from backend.unet import engine as engine_module
 from common import errors
 from common.wire import CancelOutcome
 from estimator.unet import grid
@@ -234,20 +232,14 @@ def test_cancel_does_not_wait_for_the_images_that_are_decoded_first(
 
 
 def test_a_broken_device_leaves_no_request_without_an_end(network: Pointwise, monkeypatch: pytest.MonkeyPatch) -> None:
-    def illegal_access(device: torch.device) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
+    ended = threading.Event()
     with running(network) as unet:
-        runner = unet._runner
-        monkeypatch.setattr(runner, "synchronize", partial(_on_cuda, runner))
-        monkeypatch.setattr(torch.cuda, "synchronize", illegal_access)
-        for _ in range(2):
-            assert isinstance(submit(unet, noise(100, 100)).error, errors.InternalFault)
+        unet.on_lost = lambda reason: ended.set()
+        gate = Gate(network)
+        outlets = [submit(unet, noise(100, 100, seed), wait=False) for seed in range(2)]
+        gate.arrived()
+        monkeypatch.setattr(engine_module, "is_sound", lambda device: False)
+        gate.open()
+        assert all(isinstance(outlet.wait().error, errors.NotReady) for outlet in outlets)
+        assert ended.wait(WAIT_S)
         assert unet.footprint().used_bytes == 0
-
-
-def _on_cuda(runner: TileRunner) -> bool:
-    """What the runner finds where it believes itself on a CUDA device."""
-    elsewhere = copy(runner)
-    elsewhere.device = torch.device("cuda", 0)
-    return TileRunner.synchronize(elsewhere)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from backend.fallback import Rung
 from backend.unet import engine as unet_engine
 from backend.unet.books import Books
 from backend.unet.canvas import StripPool
-from backend.unet.job import HOST_CANVAS
 from backend.unet.load import open_network, open_runner, weights_file
 from backend.unet.network import UNet
 from common.errors import InvalidRequest, SettingsError
@@ -119,7 +119,7 @@ def test_a_lease_without_money_for_a_device_canvas_gets_one_on_the_host() -> Non
     assert job.answer is not None
     np.testing.assert_array_equal(job.answer.mask().mask, np.ones((40, 40), np.uint8))
     statement = job.statement(now_s=2.0, process_peak_bytes=0)
-    assert (statement.rung, statement.held_bytes) == (HOST_CANVAS, 0)
+    assert (statement.rung, statement.held_bytes) == (Rung.HOST_CANVAS, 0)
     books.end(job, None)
     assert host_pool.used_bytes == 0
 

@@ -9,7 +9,7 @@ import torch
 
 from backend.llama.request import Generation
 from common import errors
-from tests.backend.llama_faults import faulty_runner
+from tests.backend.llama_faults import faulty_runner, wait_for
 from tests.backend.llama_kit import engine_of, lease_of, run, runner_of, save_model, settings_of, small_config, start
 from tests.backend.unet_kit import Gate, Pointwise, Recorder, lease, noise, request, running, submit
 
@@ -98,12 +98,16 @@ def test_a_text_engine_whose_device_is_lost_fails_everybody_at_once_and_ends(fol
         lost.append(reason)
         ended.set()
 
+    gate = threading.Event()
+
     def fall_over(step: object) -> None:
+        wait_for(gate)
         raise RuntimeError(BROKEN)
 
     with engine_of(settings_of(folder, max_batch=1), faulty_runner(folder, fall_over)) as engine:
         engine.on_lost = hear
         answers = [start(engine, Generation(PROMPT, 5, lease=lease_of(f"l{number}"))) for number in range(3)]
+        gate.set()
         assert all(isinstance(answer.wait().error, errors.NotReady) for answer in answers)
         assert ended.wait(20)
         assert lost == ["RuntimeError: CUDA error: an illegal memory access was encountered"]
