@@ -102,7 +102,7 @@ def _watch(engine: Engine[Any, Any], settings: Settings) -> Watchdog:
         own_bytes = allocation.reserved_bytes if device.type == "cuda" else resident_bytes(os.getpid())
         return Look(allocation.free_segments_bytes, allocation.fragmentation_ratio, own_bytes)
 
-    return Watchdog(readings, margin_bytes, look, engine.reclaim, settings.watchdog.poll_s)
+    return Watchdog(readings, margin_bytes, look, engine.reclaim, settings.watchdog.poll_s, movable=engine)
 
 
 def keep_evidence(engine: Engine[Any, Any], watchdog: Watchdog, settings: Settings, boot_id: str) -> Snapshots:

@@ -2,7 +2,12 @@
 
 Headroom is what the card could still give: NVML's free bytes plus the wholly free segments of this process. The breaker
 opens below a third of the margin and closes above two thirds. Before it opens, and about once a second while it is
-open, free segments are given back and the card is read again: what only lay in a cache never keeps it open.
+open, free segments are given back and the card is read again: what only lay in a cache never keeps it open. When it is
+still open at the next reading, what can leave the card leaves it (the pool of canvases), and comes back once the card
+has room for it beside the margin.
+
+No work is cancelled: the pools are fixed, so no request's end gives a byte back to the card. Its pages and strips go
+back to their pool, a step's activations end with the step. Work that finds no memory is answered by the ladder.
 """
 
 import logging
@@ -11,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from common.readings import Reading, Readings, State
 from common.report import Moment
@@ -35,6 +41,20 @@ class Look:
     """Held of the card by this process."""
 
 
+class Movable(Protocol):
+    """What can leave the card; see :class:`backend.engine.Engine`."""
+
+    @property
+    def away_bytes(self) -> int:
+        """What has left."""
+
+    def retreat(self) -> None:
+        """Has it leave; does not wait."""
+
+    def advance(self) -> None:
+        """Has it come back; does not wait."""
+
+
 class Watchdog:
     """`look` reads the allocator, `reclaim` gives free segments back; both are called from the watchdog's thread."""
 
@@ -46,6 +66,7 @@ class Watchdog:
         reclaim: Callable[[], int],
         poll_s: float,
         clock: Callable[[], float] = time.monotonic,
+        movable: Movable | None = None,
     ) -> None:
         self.margin_bytes = margin_bytes
         self._readings = readings
@@ -56,7 +77,9 @@ class Watchdog:
         self._moments: deque[Moment] = deque(maxlen=MOMENTS)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        self._open_polls = 0
+        self._movable = movable
+        self._polls = 0
+        """Since the breaker has last opened or closed."""
         self.breaker = Breaker.CLOSED
         self.last_look = Look(0, 0.0)
         self.on_poll: Callable[[], None] = lambda: None
@@ -101,9 +124,11 @@ class Watchdog:
     def poll(self) -> None:
         """One look at the card and the allocator, and what follows from it."""
         self._measure()
+        self._polls += 1
         was_closed = self.breaker == Breaker.CLOSED
         if was_closed:
             self._guard()
+            self._bring_back()
         else:
             self._recover()
         self._remember()
@@ -128,18 +153,28 @@ class Watchdog:
         self._reclaim()
         self._measure()
         if self._is_short(short_bytes):
-            self.breaker, self._open_polls = Breaker.OPEN, 0
+            self.breaker, self._polls = Breaker.OPEN, 0
             log.warning("breaker open: headroom %s bytes", self.headroom_bytes)
 
     def _recover(self) -> None:
         short_bytes = 2 * self.margin_bytes / 3
-        self._open_polls += 1
-        if self._is_short(short_bytes) and self._open_polls % RECLAIM_POLLS == 0:
+        if self._is_short(short_bytes) and self._polls == 1 and self._movable is not None:
+            self._movable.retreat()
+        if self._is_short(short_bytes) and self._polls % RECLAIM_POLLS == 0:
             self._reclaim()
             self._measure()
         if not self._is_short(short_bytes):
-            self.breaker = Breaker.CLOSED
+            self.breaker, self._polls = Breaker.CLOSED, 0
             log.warning("breaker closed: headroom %s bytes", self.headroom_bytes)
+
+    def _bring_back(self) -> None:
+        """Not at once: whoever has just left memory free may take it again."""
+        away_bytes = self._movable.away_bytes if self._movable is not None else 0
+        headroom_bytes = self.headroom_bytes
+        if not away_bytes or self._polls % RECLAIM_POLLS or headroom_bytes is None:
+            return
+        if headroom_bytes - away_bytes >= 2 * self.margin_bytes / 3 and self._movable is not None:
+            self._movable.advance()
 
     def _measure(self) -> None:
         self._readings.poll()

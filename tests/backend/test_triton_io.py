@@ -58,6 +58,16 @@ class EchoEngine:
         assert self.turn.wait(WAIT_S)
         return self.wrong
 
+    @property
+    def away_bytes(self) -> int:
+        return 0
+
+    def retreat(self) -> None:
+        pass
+
+    def advance(self) -> None:
+        pass
+
     def reclaim(self) -> int:
         return 77
 

@@ -19,8 +19,26 @@ class Bench:
         self.cached_bytes = 0
         self.heap_bytes = 0
         """Freed, still resident, and in no figure of the allocator."""
+        self.away_bytes = 0
+        self.moves: list[str] = []
         readings = Readings(self, lambda: self.now_s, poll_s=0.2, stale_polls=5)
-        self.watchdog = Watchdog(readings, MARGIN_BYTES, self.look, self.reclaim, poll_s=0.2, clock=lambda: self.now_s)
+        self.watchdog = Watchdog(
+            readings, MARGIN_BYTES, self.look, self.reclaim, poll_s=0.2, clock=lambda: self.now_s, movable=self
+        )
+
+    def retreat(self) -> None:
+        self.moves.append("retreat")
+        self.away_bytes, self.free_bytes = 40, (self.free_bytes or 0) + 40
+
+    def advance(self) -> None:
+        self.moves.append("advance")
+        self.away_bytes, self.free_bytes = 0, (self.free_bytes or 0) - 40
+
+    def polls(self, count: int) -> Breaker:
+        """So many polls later, with nothing changed from outside."""
+        for _ in range(count):
+            self.breaker_at(self.free_bytes, self.cached_bytes)
+        return self.watchdog.breaker
 
     def read(self) -> Reading | None:
         if self.free_bytes is None:
@@ -133,3 +151,38 @@ def test_an_opening_breaker_tells_its_reason_once() -> None:
     bench.breaker_at(61)
     bench.breaker_at(5)
     assert len(told) == 2
+
+
+def test_what_can_leave_the_card_leaves_it_only_when_reclaiming_did_not_help() -> None:
+    bench = Bench()
+    assert bench.breaker_at(5, cached_bytes=500) == Breaker.CLOSED
+    assert bench.breaker_at(5) == Breaker.OPEN
+    assert bench.moves == []
+    assert bench.polls(1) == Breaker.OPEN
+    assert bench.moves == ["retreat"]
+    bench.breaker_at(5)
+    assert bench.polls(20) == Breaker.OPEN
+    assert bench.moves == ["retreat"]
+
+
+def test_what_has_left_comes_back_when_there_is_room_for_it_beside_the_margin() -> None:
+    bench = Bench()
+    bench.breaker_at(25)
+    bench.polls(3)
+    assert (bench.watchdog.breaker, bench.moves) == (Breaker.CLOSED, ["retreat"])
+    bench.polls(20)
+    assert bench.moves == ["retreat"]
+    bench.breaker_at(101)
+    bench.polls(RECLAIM_POLLS)
+    assert (bench.watchdog.breaker, bench.moves) == (Breaker.CLOSED, ["retreat", "advance"])
+    bench.polls(20)
+    assert bench.moves == ["retreat", "advance"]
+
+
+def test_an_idle_service_that_is_short_of_its_own_memory_reopens_within_two_seconds() -> None:
+    bench = Bench()
+    assert bench.breaker_at(5) == Breaker.OPEN
+    bench.heap_bytes = 500
+    since_s = bench.now_s
+    while bench.polls(1) == Breaker.OPEN:
+        assert bench.now_s - since_s <= 2.0
