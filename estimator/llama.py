@@ -4,9 +4,10 @@ A grant is divided so (every term in bytes, ``e`` = bytes of one element)::
 
     grant = weights + (pages + 1) x page + step + logits
 
-One page holds keys and values of ``page_tokens`` tokens for all layers. The extra page takes the writes of warm-up and
-of padding, and is never lent. Worked example, Llama-3-8B in bfloat16 with 256-token pages: weights 14.96 GiB, one token
-2 x 32 layers x 8 heads x 128 x 2 B = 131,072 B, one page 32 MiB.
+On CUDA also what captured steps and libraries keep. One page holds keys and values of ``page_tokens`` tokens for all
+layers. The extra page takes the writes of warm-up and of padding, and is never lent. Worked example, Llama-3-8B in
+bfloat16 with 256-token pages: weights 14.96 GiB, one token 2 x 32 layers x 8 heads x 128 x 2 B = 131,072 B, one page
+32 MiB.
 """
 
 from bisect import bisect_right
@@ -24,7 +25,12 @@ ITEMSIZE: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 SAMPLED_ROWS = 16
 """Rows of logits that are sampled at once."""
-_GRAPH_FIXED_BYTES = 160 * 2**20
+FUSED_HEAD_DIMS = (32, 64, 128, 256)
+_MIN_KEYS = 16
+_LIBRARY_BYTES = 32 * 2**20
+"""cuBLAS's workspace: one handle on one stream, on Hopper; 8 MiB elsewhere."""
+_ROUNDING_BYTES = 64 * 2**20
+"""Holes in the segments of working memory, with the segments of the graphs' own pool: 48 MiB measured on an H200."""
 _SAMPLING_BYTES = 48
 """Per logit of a sampled row: logits, probabilities, sorted values, sums, masks (4 B each), ids (8), the sort's own."""
 _FAMILIES = ("llama", "mistral")
@@ -123,10 +129,27 @@ def price_request(limits: LlamaLimits, prompt_tokens: int, max_tokens: int, n: i
     return Price.of([Line(LLAMA_PAGES, n * pages * limits.page_bytes, why)])
 
 
-def standing(shape: LlamaShape, dtype: str, page_tokens: int, pages: int, step_tokens: int, max_batch: int) -> Price:
-    """What the engine holds whether or not anyone calls, on the account ``llama.grant``.
+def fuses(shape: LlamaShape, dtype: str, page_tokens: int) -> bool:
+    """Whether CUDA's fused kernels serve the model: half precision, no biases, heads and pages that tile evenly.
 
-    Each line's reason starts with the line's name and a colon.
+    They read keys and values where they lie, so nothing is gathered and no mask is made.
+    """
+    even = shape.head_dim in FUSED_HEAD_DIMS and page_tokens & -page_tokens >= _MIN_KEYS
+    return dtype != "float32" and even and not (shape.attention_bias or shape.mlp_bias)
+
+
+def standing(
+    shape: LlamaShape,
+    dtype: str,
+    page_tokens: int,
+    pages: int,
+    step_tokens: int,
+    max_batch: int,
+    device_type: str = "cpu",
+) -> Price:
+    """What the engine holds on ``cpu`` or ``cuda`` whether or not anyone calls, on the account ``llama.grant``.
+
+    Each line's reason starts with the line's name and a colon. On CUDA the context is not in it.
     """
     one_page_bytes = page_bytes(shape, dtype, page_tokens)
     gathered = gather_pages(shape.context_tokens, page_tokens, pages, max_batch)
@@ -135,37 +158,53 @@ def standing(shape: LlamaShape, dtype: str, page_tokens: int, pages: int, step_t
     mask_bytes = _mask_bytes(shape, dtype, page_tokens, gathered, step_tokens)
     logits_bytes = max_batch * shape.vocab * (4 + ITEMSIZE[dtype])
     sampling_bytes = min(max_batch, SAMPLED_ROWS) * shape.vocab * _SAMPLING_BYTES
+    on_cuda = device_type == "cuda"
+    fused = on_cuda and fuses(shape, dtype, page_tokens)
     return Price.of(
         [
             Line(GRANT, weights_bytes(shape, dtype), f"weights: in {dtype}"),
             Line(GRANT, pages * one_page_bytes, f"pages: {pages:,} of {one_page_bytes:,} B"),
             Line(GRANT, one_page_bytes, "padding: one page that is never lent"),
             Line(GRANT, step_bytes, f"step: activations of {step_tokens:,} tokens"),
-            Line(GRANT, gather_bytes, f"gather: keys and values of one layer, {gathered:,} pages side by side"),
-            Line(GRANT, mask_bytes, "masks: of prefill chunks and decodes"),
+            Line(
+                GRANT,
+                0 if fused else gather_bytes,
+                f"gather: keys and values of one layer, {gathered:,} pages side by side",
+            ),
+            Line(GRANT, 0 if fused else mask_bytes, "masks: of prefill chunks and decodes"),
             Line(GRANT, logits_bytes, f"logits: {max_batch:,} rows of {shape.vocab:,}"),
             Line(GRANT, sampling_bytes, f"sampling: {SAMPLED_ROWS} rows at once"),
+            Line(GRANT, fused * graph_bytes(shape, max_batch), f"graphs: captured steps of up to {max_batch:,} tokens"),
+            Line(GRANT, on_cuda * _LIBRARY_BYTES, "libraries: workspace of the matrix products"),
+            Line(GRANT, on_cuda * _ROUNDING_BYTES, "rounding: holes between tensors, unfilled segments"),
         ]
     )
 
 
 def graph_bytes(shape: LlamaShape, max_batch: int) -> int:
-    """What captured decode steps hold on CUDA beside :func:`standing`, in bytes.
+    """What captured decode steps keep on CUDA, in bytes.
 
-    Per token the float32 sums of a product cut in up to four, of a batch the attention's partial sums (64 cuts in all),
-    the workspace of the matrix library (32 MiB a handle on Hopper) and the segments of the graphs' own pool.
+    Of each size of batch, the powers of two, its logits; of the largest alone, since the others find room in it, the
+    float32 sums of a product cut in up to four and the attention's partial sums (64 cuts in all).
     """
+    rows = max_batch + (1 << (max_batch - 1).bit_length()) - 1
     token_bytes = 4 * (4 * shape.hidden + 2 * shape.qkv_width + shape.q_width + shape.ffn)
-    return max_batch * token_bytes + 64 * shape.heads * (shape.head_dim + 2) * 4 + _GRAPH_FIXED_BYTES
+    return 4 * rows * shape.vocab + max_batch * token_bytes + 64 * shape.heads * (shape.head_dim + 2) * 4
 
 
 def pages_in(
-    grant_bytes: int, shape: LlamaShape, dtype: str, page_tokens: int, step_tokens: int, max_batch: int
+    grant_bytes: int,
+    shape: LlamaShape,
+    dtype: str,
+    page_tokens: int,
+    step_tokens: int,
+    max_batch: int,
+    device_type: str = "cpu",
 ) -> int:
     """The most pages with which :func:`standing` stays within `grant_bytes`; 0 when not even one does."""
 
     def cost_bytes(pages: int) -> int:
-        return standing(shape, dtype, page_tokens, pages, step_tokens, max_batch).total_bytes
+        return standing(shape, dtype, page_tokens, pages, step_tokens, max_batch, device_type).total_bytes
 
     ceiling = max(grant_bytes, 0) // page_bytes(shape, dtype, page_tokens)
     return bisect_right(range(1, ceiling + 1), grant_bytes, key=cost_bytes)

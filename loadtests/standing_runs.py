@@ -1,7 +1,7 @@
 """Engines loaded one after another, each in a process of its own: what NVML says against what was predicted.
 
-``python -m loadtests.standing_runs`` loads all; with MODEL DTYPE GRANT one, when a line comes on standard input, so that
-imports are done before, and prints a row of JSON.
+``python -m loadtests.standing_runs`` loads all; with MODEL DTYPE GRANT one, when a line comes on standard input, so
+that imports are done before, and prints a row of JSON.
 """
 
 import json
@@ -96,8 +96,7 @@ def main() -> None:
 def _llama_bytes(shape: LlamaShape, settings: Llama, pages: int) -> int:
     """What the engine's allocator is predicted to hold."""
     sizes = (settings.page_tokens, pages, settings.step_tokens, settings.max_batch)
-    stands = llama.standing(shape, settings.dtype_on("cuda"), *sizes)
-    return stands.total_bytes + llama.graph_bytes(shape, settings.max_batch)
+    return llama.standing(shape, settings.dtype_on("cuda"), *sizes, "cuda").total_bytes
 
 
 def _unet_bytes(settings: Unet) -> int:

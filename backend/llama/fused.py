@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 
 from backend.llama.kernels.attention import store_qkv
-from backend.llama.kernels.launch import MIN_KEYS, key_block
 from backend.llama.kernels.norms import add_norm
 from backend.llama.kernels.products import gate_up, gated_product, product, tiling_for
 from backend.llama.model import Linear, Llama
 from backend.llama.pages import PagePool
+from estimator.llama import fuses
 
 FUSED_TOKENS = 64
 """Largest batch whose products our kernels do; above it the library's are as fast."""
@@ -37,11 +37,8 @@ class Batch:
 
 
 def can_fuse(model: Llama, page_tokens: int) -> bool:
-    """Whether the kernels serve this model: half precision, no biases, heads and pages that tile evenly."""
-    layer, shape = model.layers[0], model.shape
-    biased = any(linear.bias is not None for linear in (layer.qkv, layer.out, layer.gate_up, layer.down))
-    even = shape.head_dim in (32, 64, 128, 256) and key_block(page_tokens) >= MIN_KEYS
-    return model.embedding.dtype != torch.float32 and not biased and even
+    """Whether the kernels serve this model, see :func:`estimator.llama.fuses`."""
+    return fuses(model.shape, str(model.embedding.dtype).removeprefix("torch."), page_tokens)
 
 
 def forward(

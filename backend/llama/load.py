@@ -18,7 +18,8 @@ from common.sections import Llama as LlamaSettings
 from common.settings import Settings
 from common.wire import LlamaLimits
 from estimator import grants
-from estimator.llama import LlamaShape, graph_bytes, page_bytes, pages_for, pages_in, standing
+from estimator.llama import LlamaShape, page_bytes, pages_for, pages_in, standing
+from estimator.price import Price
 
 log = logging.getLogger(__name__)
 
@@ -30,24 +31,20 @@ def open_runner(settings: Settings, folder: Path, device: torch.device) -> Runne
     shape = served_shape(config, llama)
     dtype = llama.dtype_on(device.type)
     grant_bytes = _grant_bytes(settings, device)
-    graphs_bytes = graph_bytes(shape, llama.max_batch) if device.type == "cuda" else 0
-    pages = pool_pages(shape, dtype, llama, grant_bytes - graphs_bytes)
+    pages = pool_pages(shape, dtype, llama, grant_bytes, device.type)
     allocator.wall(device, grant_bytes)
     with torch.inference_mode():
         model = replace(_open_model(config, folder, getattr(torch, dtype), device, llama), shape=shape)
         pool = PagePool(shape, pages, llama.page_tokens, getattr(torch, dtype), device)
-    log.info(
-        "llama: %s", standing(shape, dtype, llama.page_tokens, pages, llama.step_tokens, llama.max_batch).explain()
-    )
+    log.info("llama: %s", _standing(shape, dtype, pages, llama, device.type).explain())
     return Runner(model, pool, llama.step_tokens, llama.max_batch, fast_path(model, pool, llama.max_batch))
 
 
 def standing_of(runner: Runner, llama: LlamaSettings) -> dict[str, int]:
     """Line -> bytes that stand as long as the engine is loaded."""
-    shape, pool = runner.model.shape, runner.pool
-    price = standing(shape, _name(pool.dtype), pool.page_tokens, pool.pages, llama.step_tokens, llama.max_batch)
-    lines = {line.why.partition(":")[0]: line.bytes for line in price.lines}
-    return lines | ({"graphs": graph_bytes(shape, llama.max_batch)} if runner.device.type == "cuda" else {})
+    pool, sizes = runner.pool, (llama.step_tokens, llama.max_batch, runner.device.type)
+    price = standing(runner.model.shape, _name(pool.dtype), pool.page_tokens, pool.pages, *sizes)
+    return {line.why.partition(":")[0]: line.bytes for line in price.lines}
 
 
 def limits_of(runner: Runner, tokenizer_dir: str) -> LlamaLimits:
@@ -82,18 +79,22 @@ def served_shape(config: dict[str, Any], llama: LlamaSettings) -> LlamaShape:
     return replace(shape, context_tokens=llama.context_tokens)
 
 
-def pool_pages(shape: LlamaShape, dtype: str, llama: LlamaSettings, grant_bytes: int) -> int:
+def pool_pages(shape: LlamaShape, dtype: str, llama: LlamaSettings, grant_bytes: int, device_type: str = "cpu") -> int:
     """Pages of the pool: as set, or as many as fit; raises SettingsError with the numbers when it cannot be."""
-    most = pages_in(grant_bytes, shape, dtype, llama.page_tokens, llama.step_tokens, llama.max_batch)
+    most = pages_in(grant_bytes, shape, dtype, llama.page_tokens, llama.step_tokens, llama.max_batch, device_type)
     pages = llama.pages if llama.pages is not None else most
     if not 1 <= pages <= most:
-        need = standing(shape, dtype, llama.page_tokens, max(pages, 1), llama.step_tokens, llama.max_batch)
+        need = _standing(shape, dtype, max(pages, 1), llama, device_type)
         raise SettingsError(
             f"llama: {need.total_bytes:,} B are needed for {max(pages, 1):,} pages, the grant is {grant_bytes:,} B; "
             f"raise llama.grant or card.total, or lower llama.pages, llama.step_tokens or llama.max_batch\n"
             + need.explain()
         )
     return pages
+
+
+def _standing(shape: LlamaShape, dtype: str, pages: int, llama: LlamaSettings, device_type: str) -> Price:
+    return standing(shape, dtype, llama.page_tokens, pages, llama.step_tokens, llama.max_batch, device_type)
 
 
 def _name(dtype: torch.dtype) -> str:

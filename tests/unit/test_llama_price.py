@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from common.errors import SettingsError
 from common.wire import LLAMA_PAGES, LlamaLimits
-from estimator.llama import LlamaShape, page_bytes, pages_for, pages_in, price_request, standing, weights_bytes
+from estimator.llama import LlamaShape, fuses, page_bytes, pages_for, pages_in, price_request, standing, weights_bytes
 
 LLAMA_3_8B = LlamaShape(
     layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256, context_tokens=8192
@@ -58,13 +58,15 @@ def test_llama_3_8b_has_its_published_size() -> None:
     st.integers(1, 100_000),
     st.integers(1, 8192),
     st.integers(1, 256),
+    st.sampled_from(["cpu", "cuda"]),
 )
 def test_pages_in_is_the_inverse_of_standing(
-    shape: LlamaShape, dtype: str, page_tokens: int, pages: int, step_tokens: int, max_batch: int
+    shape: LlamaShape, dtype: str, page_tokens: int, pages: int, step_tokens: int, max_batch: int, device_type: str
 ) -> None:
-    grant_bytes = standing(shape, dtype, page_tokens, pages, step_tokens, max_batch).total_bytes
-    assert pages_in(grant_bytes, shape, dtype, page_tokens, step_tokens, max_batch) == pages
-    assert pages_in(grant_bytes - 1, shape, dtype, page_tokens, step_tokens, max_batch) == pages - 1
+    sizes = (step_tokens, max_batch, device_type)
+    grant_bytes = standing(shape, dtype, page_tokens, pages, *sizes).total_bytes
+    assert pages_in(grant_bytes, shape, dtype, page_tokens, *sizes) == pages
+    assert pages_in(grant_bytes - 1, shape, dtype, page_tokens, *sizes) == pages - 1
 
 
 def test_a_grant_below_the_weights_holds_no_page() -> None:
@@ -77,6 +79,30 @@ def test_standing_is_charged_to_the_grant_and_names_its_parts() -> None:
     assert price.by_account().keys() == {"llama.grant"}
     names = [line.why.partition(":")[0] for line in price.lines]
     assert names == ["weights", "pages", "padding", "step", "gather", "masks", "logits", "sampling"]
+
+
+def test_on_cuda_nothing_is_gathered_where_the_kernels_serve_but_graphs_and_libraries_are_paid() -> None:
+    fused = standing(LLAMA_3_8B, "bfloat16", 256, 100, 512, 16, "cuda")
+    names = [line.why.partition(":")[0] for line in fused.lines]
+    assert names == ["weights", "pages", "padding", "step", "logits", "sampling", "graphs", "libraries", "rounding"]
+    plain = standing(LLAMA_3_8B, "float32", 256, 100, 512, 16, "cuda")
+    assert {"gather", "masks", "libraries"} < {line.why.partition(":")[0] for line in plain.lines}
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "page_tokens"),
+    [
+        ({}, "float32", 256),
+        ({"attention_bias": True}, "bfloat16", 256),
+        ({"head_dim": 96}, "float16", 256),
+        ({}, "float16", 24),
+    ],
+)
+def test_what_the_kernels_do_not_serve_is_known_before_it_is_loaded(
+    change: dict[str, Any], dtype: str, page_tokens: int
+) -> None:
+    assert fuses(LLAMA_3_8B, "bfloat16", 256)
+    assert not fuses(replace(LLAMA_3_8B, **change), dtype, page_tokens)
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 8))

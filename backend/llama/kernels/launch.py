@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-MIN_KEYS = 16
-"""Keys of a tile: what the tensor cores take at least."""
 _MAX_KEYS = 64
 
 
