@@ -17,7 +17,7 @@ OTHER = "other"
 MODELS = frozenset({"llama", "unet", "none"})
 REASONS = frozenset(error.kind.code for error in REQUEST_ERRORS)
 OUTCOMES = REASONS | {"ok"}
-RUNGS = frozenset({"none", "reclaim", "halve", "preempt", "host_canvas", "host_cpu", "failed"})
+RUNGS = frozenset({"reclaim", "halve", "preempt", "host_canvas", "host_cpu", "failed"})
 ROUTES = frozenset(
     {
         "none",
@@ -77,22 +77,16 @@ class Metrics:
         self._refusals.labels(_one_of(reason, REASONS)).inc()
 
     def settled(self, statement: Statement) -> None:
-        """A request ended with a statement: what it used against its quote, its work, and what rescued it."""
+        """A request ended with a statement: what it used against its quote, and its work."""
         self.price_error(statement.model, statement.held_bytes, statement.quoted_bytes)
         self._tokens.labels("prompt").inc(statement.prompt_tokens)
         self._tokens.labels("output").inc(statement.output_tokens)
         self._pixels.inc(statement.pixels)
-        if statement.rung != "none":
-            self.oom(statement.model, statement.rung)
 
     def price_error(self, model: str, used_bytes: int, quoted_bytes: int) -> None:
         """What was held against what was quoted; nothing is said of work without a quote."""
         if quoted_bytes > 0:
             self._price_error.labels(_one_of(model, MODELS)).observe(used_bytes / quoted_bytes)
-
-    def oom(self, model: str, rung: str) -> None:
-        """An engine ran out of memory, and this rung of its ladder answered (or none did: ``failed``)."""
-        self._oom.labels(_one_of(model, MODELS), _one_of(rung, RUNGS)).inc()
 
     def observe_ledger(self, ledger: Ledger) -> None:
         """Accounts and leases as they are now."""
@@ -124,6 +118,7 @@ class Metrics:
         if status.last_oom_s is not None:
             self._last_oom.labels(model).set(status.last_oom_s)
         self._observe_breaker(model, status.breaker is Breaker.OPEN)
+        self._observe_oom(model, status)
 
     def engine_lost(self, model: str) -> None:
         """An engine does not answer: it is not ready, has no breaker, and tells nothing of the card."""
@@ -166,6 +161,16 @@ class Metrics:
             self._open_since_s[model] = now_s
         self._breaker_open.labels(model).set(is_open)
 
+    def _observe_oom(self, model: str, status: EngineStatus) -> None:
+        """What an engine has counted since the last look; a new process has counted from 0."""
+        boot_id, seen = self._oom_seen.get(model, ("", {}))
+        told = {rung: status.totals.get(f"oom_{rung}", 0) for rung in RUNGS}
+        for rung, count in told.items():
+            new = count - (seen.get(rung, 0) if boot_id == status.boot_id else 0)
+            if new > 0:
+                self._oom.labels(model, rung).inc(new)
+        self._oom_seen[model] = status.boot_id, told
+
     def _make_requests(self) -> None:
         self._requests = self._counter("requests", "HTTP requests answered", "model", "route", "outcome")
         self._request_seconds = self._histogram("request_seconds", "From request to answer", SECONDS, "model", "route")
@@ -173,7 +178,9 @@ class Metrics:
         self._queue_wait = self._histogram("queue_wait_seconds", "From pricing to the lease", SECONDS)
         self._refusals = self._counter("refusals", "Requests that admission refused", "reason")
         self._price_error = self._histogram("price_error_ratio", "Bytes held / bytes quoted", RATIOS, "model")
-        self._oom = self._counter("oom", "Out of memory, by the fallback rung that answered", "model", "rung")
+        self._oom = self._counter(
+            "oom", "Times that memory ran out, by the rung that helped; failed: none", "model", "rung"
+        )
         self._tokens = self._counter("tokens", "Tokens of finished requests", "kind")
         self._pixels = self._counter("pixels", "Pixels of segmented images")
         self._tenant_requests = self._counter("tenant_requests", "HTTP requests answered", "tenant", "outcome")
@@ -205,6 +212,8 @@ class Metrics:
         self._canaries = self._counter("canaries", "Questions with a known answer", "model", "outcome")
         self._reruns = self._counter("reruns", "Requests run again after their engine's process had ended", "model")
         self._open_since_s: dict[str, float] = {}
+        self._oom_seen: dict[str, tuple[str, dict[str, int]]] = {}
+        """Model -> boot id, and what that process had counted by rung."""
 
     def _begin_at_zero(self) -> None:
         """A counter that appears with its first event has not increased, as Prometheus sees it."""

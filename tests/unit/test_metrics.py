@@ -89,11 +89,10 @@ def test_no_client_can_add_a_series() -> None:
         metrics.request_finished("llama", f"/v2{word}", "ok", 0.1)
         metrics.request_finished("llama", f"/v1{word}", "ok", 0.1)
         metrics.refused(word)
-        metrics.oom(word, word)
         metrics.price_error(word, 1, 1)
         metrics.settled(statement(lease=word, model=word, rung=word))
         metrics.observe_drift(word, 1)
-        metrics.observe_engine(replace(status("llama"), model=word, device=word, boot_id=word))
+        metrics.observe_engine(replace(status("llama"), model=word, device=word, boot_id=word, totals={word: 1}))
 
     feed("/x")
     before = values(metrics).keys()
@@ -138,7 +137,7 @@ def test_every_error_code_is_a_reason_and_an_outcome_of_its_own() -> None:
     assert {key[2] for key in seen if key[0] == "vramgate_requests_total"} == codes
 
 
-def test_a_statement_counts_what_was_done_and_what_rescued_it() -> None:
+def test_a_statement_counts_what_was_done() -> None:
     metrics = Metrics()
     metrics.settled(statement(prompt_tokens=5, output_tokens=7))
     metrics.settled(statement(output_tokens=1, rung="preempt"))
@@ -147,8 +146,15 @@ def test_a_statement_counts_what_was_done_and_what_rescued_it() -> None:
     assert seen["vramgate_tokens_total", "prompt"] == 5
     assert seen["vramgate_tokens_total", "output"] == 8
     assert seen["vramgate_pixels_total",] == 600
-    assert seen["vramgate_oom_total", "llama", "preempt"] == 1
-    assert not any(key[0] == "vramgate_oom_total" and "none" in key for key in seen)
+
+
+def test_an_engines_rungs_are_counted_once_over_looks_and_restarts() -> None:
+    metrics = Metrics()
+    for boot_id, count in (("a", 2), ("a", 2), ("a", 5), ("b", 1), ("b", 1)):
+        metrics.observe_engine(status("llama", boot_id=boot_id, totals={"oom_preempt": count, "steps": 9}))
+    seen = values(metrics)
+    assert seen["vramgate_oom_total", "llama", "preempt"] == 6
+    assert sum(count for key, count in seen.items() if key[0] == "vramgate_oom_total") == 6
 
 
 def test_an_exact_price_stands_in_the_bucket_that_ends_at_one() -> None:
