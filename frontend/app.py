@@ -41,6 +41,8 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.add_middleware(Door, keys=keys)
     app.add_middleware(Envelope)
     refusals.install(app)
+    for path in kserve.INFER_PATHS:  # before all others, so that nothing is asked first
+        app.add_route(path, kserve.infer, methods=["POST"])
     for routes in (openai, segment, kserve, predict, bank, health):
         app.include_router(routes.router)
     return app

@@ -10,7 +10,8 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from queue import Empty, Full, Queue
 
@@ -20,6 +21,7 @@ from common.wire import Statement
 from frontend.ledger import Lease
 
 QUEUE_ENTRIES = 10_000
+BATCH_S = 0.1
 BUSY_S = 5.0
 WAL_BYTES = 4 * 2**20
 """What is left of the write-ahead log after a burst."""
@@ -41,6 +43,7 @@ CREATE TABLE IF NOT EXISTS statements (
 """
 _INDEX = "CREATE INDEX IF NOT EXISTS statements_by_time ON statements (time_s)"
 _COLUMNS = "time_s, lease, model, outcome, quoted_bytes, held_bytes, statement, tenant"
+_ROW = attrgetter(*_COLUMNS.split(", "))
 _INSERT = f"INSERT INTO statements ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _EXPIRE = "DELETE FROM statements WHERE time_s < ?"
 _SHRINK = "DELETE FROM statements WHERE id <= (SELECT min(id) + (max(id) - min(id)) / 10 FROM statements)"
@@ -100,6 +103,7 @@ class Journal:
         self._most_bytes = int(limits.journal_size)
         self._longest_s = limits.journal_days * DAY_S
         self._queue: Queue[Entry | threading.Event | None] = Queue(QUEUE_ENTRIES)
+        self._hurry = threading.Event()
         self._connection = _open(self._path)
         self._writer = threading.Thread(target=self._write, name="journal", daemon=True)
         self._writer.start()
@@ -123,12 +127,14 @@ class Journal:
         """Returns once everything appended before is written."""
         done = threading.Event()
         self._queue.put(done)
+        self._hurry.set()
         done.wait()
 
     def close(self) -> None:
         """Writes what is queued and closes the file; a second call does nothing."""
         if self._writer.is_alive():
             self._queue.put(None)
+            self._hurry.set()
             self._writer.join()
 
     def _write(self) -> None:
@@ -138,13 +144,17 @@ class Journal:
             while not closing_time:
                 batch = self._next_batch()
                 closing_time = None in batch
-                self._store([item for item in batch if isinstance(item, Entry)])
+                if entries := [item for item in batch if isinstance(item, Entry)]:
+                    self._store(entries)
                 for item in batch:
                     if isinstance(item, threading.Event):
                         item.set()
 
     def _next_batch(self) -> list[Entry | threading.Event | None]:
-        batch = [self._queue.get()]
+        """What has come in the meantime; nobody is woken for a single entry."""
+        self._hurry.wait(BATCH_S)
+        self._hurry.clear()
+        batch: list[Entry | threading.Event | None] = []
         try:
             while len(batch) < QUEUE_ENTRIES:
                 batch.append(self._queue.get_nowait())
@@ -156,7 +166,7 @@ class Journal:
         """Writes the entries and forgets the oldest, in one transaction."""
         try:
             with self._connection:
-                self._connection.executemany(_INSERT, [astuple(entry) for entry in entries])
+                self._connection.executemany(_INSERT, map(_ROW, entries))
                 self._connection.execute(_EXPIRE, (time.time() - self._longest_s,))
                 while self._used_bytes() > self._most_bytes and self._connection.execute(_SHRINK).rowcount > 0:
                     pass

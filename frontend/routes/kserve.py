@@ -121,8 +121,9 @@ async def infer(request: Request) -> Response:
     return Response(answer.body, headers=dict(answer.headers))
 
 
-for path in ("/models/{model}/infer", "/models/{model}/versions/{version}/infer"):
-    router.add_route(router.prefix + path, infer, methods=["POST"])
+INFER_PATHS = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
+for path in INFER_PATHS:
+    router.add_route(path, infer, methods=["POST"])
 
 
 @router.post("/models/{model}/generate")
