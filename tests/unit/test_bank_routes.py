@@ -91,11 +91,11 @@ def test_an_image_is_quoted_on_every_account_it_draws_on(tmp_path: Path) -> None
                 "more": {"model": "unet", "height": 40, "width": 30, "probabilities": True},
             }.items()
         }
-        pixels = 40 * 30
-        assert host["raw"]["price_bytes"] == 4 * pixels
-        assert host["file"]["price_bytes"] == 8 * pixels + 700
-        assert host["worst"]["price_bytes"] == 11 * pixels
-        assert host["more"]["price_bytes"] == 8 * pixels
+        pixels, canvas_bytes = 40 * 30, 4 * 32 * 8 * 2
+        assert host["raw"]["price_bytes"] == 4 * pixels + canvas_bytes
+        assert host["file"]["price_bytes"] == 8 * pixels + canvas_bytes + 700
+        assert host["worst"]["price_bytes"] == 11 * pixels + canvas_bytes
+        assert host["more"]["price_bytes"] == 8 * pixels + canvas_bytes
 
     run(tmp_path, test)
 
