@@ -90,7 +90,7 @@ class Llama:
         for index, layer in enumerate(self.layers):
             x = x + self._attention(index, layer, x, cos, sin, attend)
             x = x + self._mlp(layer, x)
-        return Linear(self.head)(self._normed(x[logit_rows], self.norm))
+        return self._logits(x[logit_rows])
 
     def _attention(
         self, index: int, layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Attend
@@ -103,6 +103,9 @@ class Llama:
     def _mlp(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, dim=-1)
         return layer.down(F.silu(gate).mul_(up))
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return Linear(self.head)(self._normed(x, self.norm))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (self.shape.hidden,), weight, self.norm_eps)
