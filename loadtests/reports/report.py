@@ -24,7 +24,7 @@ def write(campaign: Campaign, folders: list[Path], out: Path) -> list[Verdict]:
     Raises SettingsError.
     """
     runs = raw.read_all(folders)
-    verdicts = [verdict for run in runs if run.ours for verdict in gates.judge(campaign.gates, run.whole())]
+    verdicts = judge(campaign, runs)
     table = {run.name: run.phases(campaign) for run in runs}
     path = record.write(
         campaign.name, flat(runs, table), rows(runs, table, verdicts), about=runs[0].told["about"], folder=out
@@ -38,6 +38,11 @@ def write(campaign: Campaign, folders: list[Path], out: Path) -> list[Verdict]:
         for path in page.write(campaign, runs, table, verdicts, out):
             print(path)
     return verdicts
+
+
+def judge(campaign: Campaign, runs: Sequence[Run]) -> list[Verdict]:
+    """A verdict for every gate of the campaign over our own service; none where it was not measured."""
+    return [verdict for run in runs if run.ours for verdict in gates.judge(campaign.gates, run.whole())]
 
 
 def flat(runs: Sequence[Run], table: dict[str, dict[str, Figures]]) -> Figures:
