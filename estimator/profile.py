@@ -58,8 +58,6 @@ class Profile:
 
     setup: Setup
     shape: Shape
-    outside_bytes: int
-    """What the process holds outside the allocator: context, kernels, libraries."""
     free: Footprint
     """Mapped by the allocator and unused once the model is loaded and warm."""
     workspace_bytes: int
@@ -108,7 +106,6 @@ class Profile:
             return cls(
                 setup=Setup(**told["setup"]),
                 shape=_SHAPES[told["kind"]](**told["shape"]),
-                outside_bytes=int(told["outside_bytes"]),
                 free=Footprint(**told["free"]),
                 workspace_bytes=int(told["workspace_bytes"]),
                 slots=int(told["slots"]),

@@ -36,10 +36,10 @@ def main() -> None:
 
 
 def draw_call(dice: random.Random) -> Call:
-    """Batches to 16, prompts to 8,192 tokens, 24,576 together, outputs to 48; every other one padded."""
+    """Batches to 16, prompts to 8,192 tokens, 24,576 together, outputs to 24; every other one padded."""
     batch = log_uniform(dice, 1, 16)
     tokens = log_uniform(dice, 32, min(8192, MOST_TOKENS // batch))
-    return Call(batch, tokens, log_uniform(dice, 1, 48), dice.random() < 0.5)
+    return Call(batch, tokens, log_uniform(dice, 1, 24), dice.random() < 0.5)
 
 
 def draw_images(dice: random.Random) -> Images:

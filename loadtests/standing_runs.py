@@ -42,14 +42,15 @@ CASES: Sequence[tuple[str, str, int]] = (
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every case, with nothing else on the card; the next one's imports run while one is loaded."""
+    """Every case that loads, with nothing else on the card; the next one's imports run while one is loaded."""
     found: list[dict[str, Any]] = []
     waiting = [_start(case) for case in CASES[:1]]
     for index in range(len(CASES)):
         waiting += [_start(case) for case in CASES[index + 1 : index + 2]]
         told, _ = waiting[index].communicate("go\n")
         if waiting[index].returncode:
-            raise RuntimeError(f"{CASES[index]} did not load")
+            print(f"{CASES[index]} did not load", flush=True)
+            continue
         found.append(json.loads(told.splitlines()[-1]))
         print(found[-1], flush=True)
     return found
