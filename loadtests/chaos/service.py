@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,8 @@ UP_S = 600.0
 STOP_S = 20.0
 LOOK_S = 0.05
 STUB = "triton_python_backend_stub"
-LOADED = re.compile(r"(llama|unet) is loaded and warm after ([0-9.]+) s")
+LOADING = re.compile(r"^(\S+)Z .*\"(?:loading: (\w+):1|successfully loaded '(\w+)')\"$", re.MULTILINE)
+"""What the model server logs when a model's process is started, and when it is ready for work."""
 
 
 class Service:
@@ -93,10 +95,16 @@ class Service:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
 
     def loads_s(self, model: str) -> list[float]:
-        """How long each load of the model took, by its own word."""
+        """How long each load of the model took, its process's own start included, in whole seconds of the log."""
         logs = sorted(self.state_dir.glob("tritonserver.log*"), reverse=True)
         text = "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
-        return [float(seconds) for name, seconds in LOADED.findall(text) if name == model]
+        began, took_s = None, []
+        for when, loading, loaded in LOADING.findall(text):
+            if loading == model:
+                began = datetime.fromisoformat(when)
+            elif loaded == model and began is not None:
+                took_s.append((datetime.fromisoformat(when) - began).total_seconds())
+        return took_s
 
     def stub(self, model: str) -> int:
         """Process id of the newest process that runs the model."""
