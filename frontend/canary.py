@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 
 from common.errors import InvalidRequest, RequestError
+from common.sections import Keeper as KeeperSettings
 from frontend import faults
 from frontend.engines import MODELS, Engines
 from frontend.metrics import Metrics
@@ -20,7 +21,7 @@ FAILURES = 2
 
 
 class Canary:
-    """Asks a new process before it takes work, and an idle one every `every_s`; an engine that works is left alone.
+    """Asks a new process before it takes work, and an idle one every ``keeper.canary_s``; who works is left alone.
 
     Health routes say only that something listens; this goes the way of clients' work, through the device and back.
     """
@@ -30,7 +31,7 @@ class Canary:
         triton: Triton,
         engines: Engines,
         metrics: Metrics,
-        every_s: float,
+        settings: KeeperSettings,
         *,
         models: Sequence[str] = MODELS,
         look_s: float = LOOK_S,
@@ -40,7 +41,8 @@ class Canary:
         self._triton = triton
         self._engines = engines
         self._metrics = metrics
-        self._every_s = every_s
+        self._every_s = settings.canary_s
+        self._limit_s = settings.patience_s
         self._models = models
         self._look_s = look_s
         self._again_s = again_s
@@ -94,7 +96,7 @@ class Canary:
     async def _fault(self, model: str) -> str:
         """What is wrong with its answer; empty where nothing is. Raises what says nothing about the engine."""
         try:
-            result = await self._triton.canary(model)
+            result = await self._triton.canary(model, self._limit_s)
         except InvalidRequest:  # made before there were canaries
             return ""
         except RequestError as error:

@@ -135,7 +135,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         find_process=stubs.newest if stubs else lambda model: None,
     )
     journal = Journal(settings.state.dir.expanduser() / JOURNAL_FILE, settings.state)
-    canary = Canary(triton, engines, metrics, settings.keeper.canary_s)
+    canary = Canary(triton, engines, metrics, settings.keeper)
     last_resort = LastResort(may_exit=settings.keeper.exit_when_stuck)
     may_manage = settings.triton.admin_key is not None
     keeper = Keeper(triton, engines, metrics, clock, settings.keeper, may_manage=may_manage, last_resort=last_resort)

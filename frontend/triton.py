@@ -34,8 +34,6 @@ _DEAD_PROCESS = re.compile(r"Stub process .* is not healthy")
 _REFUSED = re.compile(r"load / unload is not allowed|(API|protocol) is restricted")
 """What Triton says where models cannot be loaded by anybody, or not by us."""
 _UNREACHABLE = "the model server cannot be reached: nobody listens there"
-CANARY_S = 20.0
-"""A known answer takes an idle engine less than a second; longer means that it hangs."""
 
 Answer = TypeVar("Answer")
 
@@ -129,7 +127,7 @@ class Triton:
         """Asks the engine to stop the work of a lease."""
         return strictly(CancelReply.from_json, await self.control(model, Control(Op.CANCEL, lease_id))).outcome
 
-    async def canary(self, model: str, limit_s: float = CANARY_S) -> CanaryResult:
+    async def canary(self, model: str, limit_s: float) -> CanaryResult:
         """Has the engine compute a known answer, the way it computes those of clients."""
         return strictly(CanaryResult.from_json, await self.control(model, Control(Op.CANARY), limit_s))
 

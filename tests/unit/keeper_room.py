@@ -58,6 +58,8 @@ class Server:
             return web.json_response({"error": self.llama}, status=500)
         if "canary" in (await request.json())["control"]:
             self.canaries += 1
+            if self.canary == "silent":
+                await asyncio.sleep(3600)
             result = CanaryResult(not self.canary, self.canary, 0.1, f"boot-{self.boots}")
             return web.json_response({"control": result.to_json()})
         boot_id = f"boot-{self.boots}"
@@ -155,7 +157,8 @@ async def room(*, may_manage: bool = True, seen: bool = False, canary_s: float |
             last_resort=help_calls.append,
             look_s=0.01,
         )
-        canary = Canary(triton, engines, metrics, canary_s or 1.0, models=("llama",), look_s=0.01, again_s=0.02)
+        asking = KeeperSettings(patience_s=PATIENCE_S, canary_s=canary_s or 1.0)
+        canary = Canary(triton, engines, metrics, asking, models=("llama",), look_s=0.01, again_s=0.02)
         engines.needs_proof = False
         await engines.start()
         await keeper.start()

@@ -58,3 +58,13 @@ def test_an_engine_that_works_or_has_just_answered_a_client_is_not_asked() -> No
             await until(lambda: kept.server.canaries > asked)
 
     run(test)
+
+
+def test_an_idle_engine_that_answers_its_status_and_not_its_canary_is_replaced() -> None:
+    async def test() -> None:
+        async with room(canary_s=0.05) as kept:
+            kept.server.canary = "silent"
+            await until(lambda: "its canary failed: the model server did not answer in time" in kept.reason)
+            await until(lambda: kept.server.boots > 1)
+
+    run(test)
