@@ -7,6 +7,7 @@ Each part can be run alone (``--only kill_llama,storm``); ``--merge FILE ...`` m
 import argparse
 import json
 import math
+import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,7 @@ def main() -> None:
         return
     rows: list[Row] = []
     for row in _rows(arguments):
+        row["load_average"] = os.getloadavg()[0]
         print(json.dumps(row), flush=True)
         rows.append(row)
         record.write(arguments.name, _figures(rows), rows, _card() if arguments.card else "")
@@ -81,7 +83,7 @@ def _rows(arguments: Namespace) -> Iterator[Row]:
             yield {"part": "overload"} | told
 
 
-def _shortages(arguments: Namespace) -> list[Row]:
+def _shortages(arguments: Namespace) -> Iterator[Row]:
     """Torch is imported for this part alone."""
     from loadtests.chaos import shortage
 

@@ -18,7 +18,6 @@ from backend.device import open_card, pick, total_bytes_of
 from backend.llama import engine as llama_engine
 from backend.llama.engine import LlamaEngine
 from backend.service import keep_evidence
-from backend.snapshot import Snapshots
 from backend.unet import canvas
 from backend.unet import engine as unet_engine
 from backend.unet.engine import UnetEngine
@@ -55,20 +54,18 @@ class Shortage:
             torch.empty(2**50, dtype=torch.uint8, device=self._device)
 
 
-def shortages(settings: Settings, times: int = TIMES) -> list[Row]:
+def shortages(settings: Settings, times: int = TIMES) -> Iterator[Row]:
     """Prefill, decode, tile batch, canvas: `times` each; a row for each place."""
     with tempfile.TemporaryDirectory() as folder:
         settings = settings.model_copy(update={"state": settings.state.model_copy(update={"dir": Path(folder)})})
-        rows = []
-        with _opened(llama_engine.load(settings), settings) as (text, _):
+        with _opened(llama_engine.load(settings), settings) as text:
             ask = _asker(text)
-            rows += [_suffer("prefill", text, settings, ask, _in_steps(text, chunks=True), times)]
-            rows += [_suffer("decode", text, settings, ask, _in_steps(text, chunks=False), times)]
-        with _opened(unet_engine.load(settings), settings) as (images, _):
+            yield _suffer("prefill", text, settings, ask, _in_steps(text, chunks=True), times)
+            yield _suffer("decode", text, settings, ask, _in_steps(text, chunks=False), times)
+        with _opened(unet_engine.load(settings), settings) as images:
             segment = _segmenter(images)
-            rows += [_suffer("tile", images, settings, segment, _in_tiles(images), times)]
-            rows += [_suffer("canvas", images, settings, segment, _in_canvases(), times)]
-    return rows
+            yield _suffer("tile", images, settings, segment, _in_tiles(images), times)
+            yield _suffer("canvas", images, settings, segment, _in_canvases(), times)
 
 
 Place = Callable[[Shortage], Any]
@@ -205,7 +202,7 @@ def _in_canvases() -> Place:
 
 
 @contextmanager
-def _opened(engine: Any, settings: Settings) -> Iterator[tuple[Any, Snapshots]]:
+def _opened(engine: Any, settings: Settings) -> Iterator[Any]:
     """The engine with its watchdog and its snapshots, as in its own process."""
     device = pick(settings)
     readings = Readings(
@@ -214,10 +211,10 @@ def _opened(engine: Any, settings: Settings) -> Iterator[tuple[Any, Snapshots]]:
     readings.poll()
     margin_bytes = parse_margin(settings.card.margin, total_bytes_of(device, settings))
     watchdog = Watchdog(readings, margin_bytes, lambda: Look(0, 0.0), engine.reclaim, settings.watchdog.poll_s)
-    snapshots = keep_evidence(engine, watchdog, settings, "chaos")
+    keep_evidence(engine, watchdog, settings, "chaos")
     watchdog.start()
     try:
-        yield engine, snapshots
+        yield engine
     finally:
         watchdog.close()
         engine.close()
