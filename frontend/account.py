@@ -1,8 +1,9 @@
 """One account of the bank: its capacity, what is used of it, and what a price asks of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.errors import NeverFits, NotNow
+from frontend.ends import Ends
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Account:
     capacity_bytes: int = 0
     held_bytes: int = 0
     unleased_bytes: int = 0
+    ends: Ends = field(default_factory=Ends)
+    """Of the leases that hold some of it."""
 
     @property
     def balance_bytes(self) -> int:

@@ -1,85 +1,57 @@
 """Admission: may it run now, later, or never; and the line of those that wait.
 
-The line is served in order of arrival, account by account: a request passes another only where the two draw on no
-account in common, so that passing costs the other nothing.
+The line is served by priority, then by fair shares, then in order of arrival. A request that came later may pass one
+that came earlier only where it does not delay it: it draws on other accounts, or it ends before the first of the line
+can start, or it takes bytes that the first will not need (EASY backfill).
 """
 
 import asyncio
-from bisect import insort
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable
+from heapq import merge
 from itertools import count
+from math import isfinite
+from operator import attrgetter
 
 from common.errors import NotReady, RequestError
 from common.sections import Admission as AdmissionSettings
 from estimator.price import Price
-from frontend.account import Demand
+from frontend import forecast
+from frontend.backfill import Reservation, Reservations
 from frontend.claim import Claim
 from frontend.fairness import FairShares
-from frontend.forecast import Hold, expected_start_s
+from frontend.forecast import Corrections
+from frontend.hindsight import Hindsight, Refusal
 from frontend.ledger import Clock, Lease, Ledger
+from frontend.line import Line, Rank, Waiter
+from frontend.verdict import Decision, Verdict
 
+__all__ = ["Admission", "Decision", "Verdict"]
 
-class Verdict(StrEnum):
-    """What becomes of a request."""
-
-    NEVER = "never"
-    """Its price is above the whole capacity (413)."""
-    NOT_NOW = "not_now"
-    """It fits, but not soon enough (429)."""
-    WAIT = "wait"
-    """It fits soon: it joins the line."""
-    ADMIT = "admit"
-    """It fits now."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A verdict with the numbers that decided."""
-
-    verdict: Verdict
-    price_bytes: int
-    available_bytes: int
-    capacity_bytes: int
-    account: str
-    """The account that decided, or the one that the price weighs heaviest on; empty for a price of nothing."""
-    retry_after_s: float | None
-    """Seconds until the price is expected to fit, at a guess if need be; None where it fits now or never."""
-
-    def refusal(self, advice: str) -> RequestError:
-        """The error for a request that is not admitted, `advice` at the end of its message."""
-        demand = Demand(self.account, self.price_bytes, self.available_bytes, self.capacity_bytes)
-        return demand.refusal(advice, self.retry_after_s)
-
-
-@dataclass(eq=False)
-class _Waiter:
-    claim: Claim
-    rank: tuple[int, float, int]
-    """Priority, highest first; virtual finish of its tenant; arrival."""
-    start: float
-    """On the virtual clock."""
-    grant: asyncio.Future[Lease]
-
-    @property
-    def lines(self) -> Mapping[str, int]:
-        """Account -> bytes."""
-        return self.claim.lines
+CAUTION = 1.2
+"""Nobody joins the line whose expected wait, so many times over, is longer than it can wait."""
+LONG = 3.0
+"""Work is given so many times its expected duration to end in time, where it could last as long."""
 
 
 class Admission:
     """The gate in front of the ledger; lives on one event loop, like the ledger."""
 
-    def __init__(self, ledger: Ledger, settings: AdmissionSettings, clock: Clock) -> None:
+    def __init__(
+        self, ledger: Ledger, settings: AdmissionSettings, clock: Clock, hindsight: Hindsight | None = None
+    ) -> None:
+        self.hindsight = hindsight or Hindsight()
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
-        self._line: list[_Waiter] = []
+        self._line = Line()
         self._shares = FairShares()
+        self._corrections = Corrections()
+        self._charged: dict[str, float] = {}
+        """Lease id -> byte-seconds that its tenant was charged for it in advance."""
         self._arrivals = count()
         self._closed: str | None = None
         ledger.on_release.append(self._serve)
+        ledger.on_end.append(self._reckon)
 
     @property
     def waiting(self) -> int:
@@ -96,33 +68,26 @@ class Admission:
 
         Raises NotReady where the price draws on an account that is not open yet.
         """
-        lines = price.by_account()
-        demand = self._ledger.demand(lines)
-        if demand.never_fits:
-            return _decide(Verdict.NEVER, demand)
-        ahead = self._ahead(lines)
-        if demand.fits and not ahead:
-            return _decide(Verdict.ADMIT, demand)
-        limit_s = self._limit_s(wait_s)
-        expected_s = self._expected_wait_s(lines, ahead)
-        in_time = limit_s > 0 and (expected_s is None or expected_s <= limit_s)
-        verdict = Verdict.WAIT if in_time and self.waiting < self._settings.max_waiting else Verdict.NOT_NOW
-        return _decide(verdict, demand, self._settings.max_wait_s if expected_s is None else expected_s)
+        claim = Claim("", price, "", 0.0)
+        return self._judge(claim, self._rank(claim), self._settings.max_wait_s if wait_s is None else wait_s)
 
-    async def admit(self, claim: Claim, wait_s: float) -> Lease:
-        """A lease for the claim, at once or after waiting at most `wait_s` seconds.
+    async def admit(self, claim: Claim, timeout_s: float) -> Lease:
+        """A lease for the claim, at once or after waiting.
 
+        `timeout_s`: in which its work must have ended; the line keeps as much of it free for that as the claim says.
         Raises NeverFits, NotNow with the time until a repeat could succeed, and NotReady while closed. A cancelled
         caller keeps neither lease nor place.
         """
         if self._closed is not None:
             raise NotReady(self._closed)
-        decision = self.ask(claim.price, wait_s)
+        rank, limit_s = self._rank(claim), min(_latest_start_s(claim, timeout_s), self._settings.max_wait_s)
+        decision = self._judge(claim, rank, limit_s)
         if decision.verdict is Verdict.ADMIT:
-            return self._ledger.reserve(claim.model, claim.price, claim.boot_id, claim.expected_s)
+            return self._grant(claim)
         if decision.verdict is Verdict.WAIT:
-            return await self._wait(claim, self._limit_s(wait_s))
-        raise decision.refusal(self._advice(decision, self._limit_s(wait_s)))
+            return await self._wait(claim, rank, max(limit_s, timeout_s - claim.expected_s))
+        self._remember(claim, rank, decision)
+        raise decision.refusal()
 
     def close(self, reason: str) -> None:
         """Admits nothing until :meth:`open`; those in the line keep their places and their deadlines."""
@@ -138,17 +103,46 @@ class Admission:
         for waiter in self._line:
             if waiter.claim.model == model and not waiter.grant.done():
                 waiter.grant.set_exception(NotReady(reason, retry_after_s=1.0))
-        self._line = [waiter for waiter in self._line if not waiter.grant.done()]
-        self._serve()
 
-    async def _wait(self, claim: Claim, limit_s: float) -> Lease:
+    def _judge(self, claim: Claim, rank: Rank, limit_s: float) -> Decision:
+        """`limit_s`: how long it can wait; below 0 it could not end in time even if it began now."""
+        demand = self._ledger.demand(claim.lines)
+        if demand.never_fits:
+            return Decision(Verdict.NEVER, demand)
+        heads = (head.lines for head in self._line.heads(rank))
+        if demand.fits and Reservations(self._ledger, self._clock(), heads).allow(claim):
+            if limit_s >= 0 or not any(map(self._ledger.held, claim.lines)):
+                return Decision(Verdict.ADMIT, demand)
+            late = f"; it would run for {claim.expected_s:.1f} s, {-limit_s:.1f} s longer than it may"
+            return Decision(Verdict.NOT_NOW, demand, advice=late)
+        expected_s = self._expected_wait_s(claim, rank)
+        retry_after_s = self._settings.max_wait_s if expected_s is None else expected_s
+        if limit_s <= 0 or (expected_s is not None and CAUTION * expected_s > limit_s):
+            surely_s = max(0.0, limit_s) / CAUTION
+            late = f"; it is expected to fit in {retry_after_s:.1f} s and can surely wait for {surely_s:.1f} s"
+            return Decision(Verdict.NOT_NOW, demand, retry_after_s, late)
+        if not self._line.has_room(claim, rank, self._settings):
+            return Decision(Verdict.NOT_NOW, demand, retry_after_s, f", and {self.waiting} requests wait already")
+        return Decision(Verdict.WAIT, demand, retry_after_s)
+
+    def _rank(self, claim: Claim) -> Rank:
+        finish = self._shares.span(claim.caller, claim.byte_seconds).finish
+        return (-claim.caller.priority, finish, next(self._arrivals))
+
+    def _remember(self, claim: Claim, rank: Rank, decision: Decision) -> None:
+        """Watches a refused request to see whether it was told the right time."""
+        forecast_s = self._forecast_s(claim, rank)
+        if forecast_s is not None and decision.retry_after_s is not None:
+            self.hindsight.add(Refusal(claim, rank, self._clock(), forecast_s, decision.retry_after_s))
+
+    async def _wait(self, claim: Claim, rank: Rank, limit_s: float) -> Lease:
+        if not self._line.has_room(claim, None, self._settings):
+            self._turn_away(self._line.last, ", and others go before it in a full line")
         loop = asyncio.get_running_loop()
-        finish = self._shares.finish(claim.caller, claim.byte_seconds)
-        rank = (-claim.caller.priority, finish, next(self._arrivals))
-        start = finish - claim.byte_seconds / claim.caller.weight
-        waiter = _Waiter(claim, rank, start, loop.create_future())
-        self._shares.charge(claim.caller, claim.byte_seconds)
-        insort(self._line, waiter, key=lambda waiter: waiter.rank)
+        forecast_s = self._forecast_s(claim, rank)
+        span = self._shares.enter(claim.caller, claim.byte_seconds)
+        waiter = Waiter(claim, rank, span, self._clock(), forecast_s, loop.create_future())
+        self._line.add(waiter)
         timer = loop.call_later(limit_s, self._expire, waiter, limit_s)
         try:
             return await waiter.grant
@@ -160,87 +154,110 @@ class Admission:
             self._leave(waiter)
 
     def _serve(self) -> None:
-        """Grants whatever the head of the line, account by account, can have now."""
-        if self._closed is not None or not self._line:
+        """Grants whatever can be had now, in the order of the line, the refused looking on from their places."""
+        if self._closed is not None or not (self._line or self.hindsight):
             return
-        blocked: set[str] = set()
-        for waiter in self._line:
-            if waiter.grant.done():
+        reserved = Reservations(self._ledger, self._clock())
+        everybody: Iterable[Waiter | Refusal] = merge(self._line, self.hindsight, key=attrgetter("rank"))
+        for waiter in everybody:
+            if isinstance(waiter, Refusal):
+                self._look_back(waiter, reserved)
+            elif waiter.grant.done():
                 continue
-            if blocked.isdisjoint(waiter.lines) and self._try_grant(waiter):
-                continue
-            blocked.update(waiter.lines)
-        self._line = [waiter for waiter in self._line if not waiter.grant.done()]
+            elif reserved.allow(waiter.claim):
+                self._answer(waiter)
+                reserved.renew()
+            elif not reserved.concern(waiter.claim):
+                if self._ledger.never_fits(waiter.lines):
+                    self._answer(waiter)
+                else:
+                    reserved.add(waiter.claim)
 
-    def _try_grant(self, waiter: _Waiter) -> bool:
-        """Whether the waiter has its answer now: a lease, or the reason why it will never get one."""
+    def _look_back(self, refusal: Refusal, reserved: Reservations) -> None:
+        """Notes when a request that was sent away would have started: now, or as the head that it would be by now."""
+        now_s = self._clock()
+        if reserved.allow(refusal.claim):
+            start_s = now_s
+        elif reserved.concern(refusal.claim):
+            return
+        else:
+            start_s = Reservation.of(self._ledger, refusal.claim.lines, now_s).start_s
+        if isfinite(start_s):
+            self._learn(refusal.claim, refusal.forecast_s, start_s - refusal.refused_s)
+            self.hindsight.settle(refusal, start_s)
+
+    def _answer(self, waiter: Waiter) -> None:
+        """Takes it out of the line, with a lease or the reason why it will never get one."""
+        self._line.remove(waiter)
         try:
-            if not self._ledger.fits(waiter.lines) and not self._ledger.never_fits(waiter.lines):
-                return False
-            claim = waiter.claim
-            waiter.grant.set_result(self._ledger.reserve(claim.model, claim.price, claim.boot_id, claim.expected_s))
-            self._shares.serve(waiter.start)
+            waiter.grant.set_result(self._reserve(waiter.claim))
         except RequestError as refusal:
             waiter.grant.set_exception(refusal)
-        return True
+            self._shares.correct(waiter.claim.caller, waiter.claim.byte_seconds)
+        else:
+            self._shares.serve(waiter.span)
+            self._learn(waiter.claim, waiter.forecast_s, self._clock() - waiter.joined_s)
 
-    def _expire(self, waiter: _Waiter, limit_s: float) -> None:
+    def _grant(self, claim: Claim) -> Lease:
+        lease = self._reserve(claim)
+        self._shares.serve(self._shares.enter(claim.caller, claim.byte_seconds))
+        return lease
+
+    def _reserve(self, claim: Claim) -> Lease:
+        lease = self._ledger.reserve(claim.model, claim.price, claim.boot_id, claim.expected_s, claim.caller)
+        self._charged[lease.id] = claim.byte_seconds
+        return lease
+
+    def _reckon(self, lease: Lease, held_s: float) -> None:
+        """Charges its tenant for what it really used."""
+        charged = self._charged.pop(lease.id, None)
+        if charged is not None:
+            self._shares.correct(lease.caller, charged - lease.price.total_bytes * held_s)
+
+    def _expire(self, waiter: Waiter, limit_s: float) -> None:
         if waiter.grant.done():
             return
         if self._closed is not None:
             waiter.grant.set_exception(NotReady(self._closed))
-            return
-        expected_s = self._expected_wait_s(waiter.lines, self._ahead(waiter.lines, waiter))
-        advice = f", after waiting for {limit_s:.1f} s"
+        else:
+            self._turn_away(waiter, f", after waiting for {limit_s:.1f} s")
+
+    def _turn_away(self, waiter: Waiter, advice: str) -> None:
+        """Refuses one that waits; its task takes it out of the line."""
+        expected_s = self._expected_wait_s(waiter.claim, waiter.rank)
         retry_after_s = self._settings.max_wait_s if expected_s is None else expected_s
         waiter.grant.set_exception(self._ledger.demand(waiter.lines).refusal(advice, retry_after_s))
 
-    def _give_back(self, waiter: _Waiter) -> None:
+    def _give_back(self, waiter: Waiter) -> None:
         """Returns a lease that was granted in the very moment its caller was cancelled."""
         grant = waiter.grant
         if grant.done() and not grant.cancelled() and grant.exception() is None:
             self._ledger.settle(grant.result().id)
 
-    def _leave(self, waiter: _Waiter) -> None:
-        if waiter in self._line:
-            self._line.remove(waiter)
+    def _leave(self, waiter: Waiter) -> None:
+        if self._line.remove(waiter):
+            self._shares.correct(waiter.claim.caller, waiter.claim.byte_seconds)
             self._serve()
 
-    def _ahead(self, lines: Mapping[str, int], of: _Waiter | None = None) -> list[_Waiter]:
-        """Those in the line (before `of`) that must be served first, because they draw on an account in common."""
-        line = self._line[: self._line.index(of)] if of in self._line else self._line
-        accounts = set(lines)
-        ahead: list[_Waiter] = []
-        for waiter in reversed(line):
-            if not waiter.grant.done() and not accounts.isdisjoint(waiter.lines):
-                accounts.update(waiter.lines)
-                ahead.append(waiter)
-        return ahead[::-1]
-
-    def _expected_wait_s(self, lines: Mapping[str, int], ahead: list[_Waiter]) -> float | None:
+    def _expected_wait_s(self, claim: Claim, rank: Rank) -> float | None:
         """None where something holds bytes that no lease accounts for, so that nobody can tell."""
-        line = [Hold(waiter.lines, waiter.claim.expected_s) for waiter in ahead] + [Hold(lines, 0.0)]
-        balances = {account: self._ledger.balance(account) for hold in line for account in hold.lines}
-        now_s = self._clock()
-        start_s = expected_start_s(line, balances, self._ledger.ends(), now_s)
-        return None if start_s is None else start_s - now_s
+        forecast_s = self._forecast_s(claim, rank)
+        size = forecast.Size.of(self._ledger, claim.lines)
+        return None if forecast_s is None else forecast_s * self._corrections.factor(size)
 
-    def _limit_s(self, wait_s: float | None) -> float:
-        longest_s = self._settings.max_wait_s
-        return longest_s if wait_s is None else min(wait_s, longest_s)
+    def _forecast_s(self, claim: Claim, rank: Rank) -> float | None:
+        return forecast.wait_s(self._ledger, claim.lines, self._line.ahead_of(rank), self._clock())
 
-    def _advice(self, decision: Decision, limit_s: float) -> str:
-        if self.waiting >= self._settings.max_waiting:
-            return f", and {self.waiting} requests wait already"
-        return f"; it is expected to fit in {decision.retry_after_s or 0:.1f} s and can wait for {limit_s:.1f} s"
+    def _learn(self, claim: Claim, forecast_s: float | None, waited_s: float) -> None:
+        if forecast_s is not None:
+            self._corrections.learn(forecast.Size.of(self._ledger, claim.lines), forecast_s, waited_s)
 
 
-def _decide(verdict: Verdict, demand: Demand, retry_after_s: float | None = None) -> Decision:
-    return Decision(
-        verdict=verdict,
-        price_bytes=demand.price_bytes,
-        available_bytes=demand.available_bytes,
-        capacity_bytes=demand.capacity_bytes,
-        account=demand.account,
-        retry_after_s=retry_after_s,
-    )
+def _latest_start_s(claim: Claim, timeout_s: float) -> float:
+    """By when work should start to end in time; half of the time is enough for work that is expected to need less.
+
+    Nobody joins the line who is expected to start later. Who has joined may stay until his expected work no longer fits
+    in his time, so a forecast that errs a little sends nobody away who has waited.
+    """
+    longest_s = claim.expected_s if claim.longest_s is None else claim.longest_s
+    return timeout_s - min(longest_s, LONG * claim.expected_s, max(claim.expected_s, timeout_s / 2))

@@ -6,6 +6,9 @@ from functools import cached_property
 
 from estimator.price import Price
 
+Lines = Mapping[str, int]
+"""Account -> bytes."""
+
 
 @dataclass(frozen=True)
 class Caller:
@@ -34,10 +37,12 @@ class Claim:
     longest_s: float | None = None
     """Seconds for which it holds it at the most, as far as one can tell; None is `expected_s`."""
     caller: Caller = ANYONE
+    body_bytes: int = 0
+    """Host memory that the request itself takes while it waits."""
 
     @cached_property
-    def lines(self) -> Mapping[str, int]:
-        """Account -> bytes."""
+    def lines(self) -> Lines:
+        """What it asks of each account."""
         return self.price.by_account()
 
     @cached_property

@@ -3,10 +3,20 @@
 Start-time fair queueing (Goyal, Vin, Cheng, 1997) with byte-seconds as the cost of a request: it starts at the later of
 the virtual time and the virtual finish of its tenant's last one, and finishes `cost / weight` after that. Served in the
 order of their finish, tenants that always wait receive byte-seconds in proportion to their weights; who was idle has
-saved nothing up.
+saved nothing up. A cost is an expectation: what was charged too much or too little goes into the tenant's next request,
+so that within one tenant the order is that of arrival.
 """
 
+from typing import NamedTuple
+
 from frontend.claim import Caller
+
+
+class Span(NamedTuple):
+    """A request on the virtual clock."""
+
+    start: float
+    finish: float
 
 
 class FairShares:
@@ -15,18 +25,30 @@ class FairShares:
     def __init__(self) -> None:
         self._now = 0.0
         self._finish: dict[str, float] = {}
+        self._credit: dict[str, float] = {}
+        """Tenant -> byte-seconds charged and not used; below 0 what it used beyond."""
 
-    def finish(self, caller: Caller, byte_seconds: float) -> float:
-        """Where in the order a request of this cost would stand; changes nothing."""
-        return self._start(caller) + byte_seconds / caller.weight
+    def span(self, caller: Caller, byte_seconds: float) -> Span:
+        """Where a request of this cost would stand; changes nothing."""
+        start = max(self._now, self._finish.get(caller.tenant, 0.0))
+        return Span(start, start + max(0.0, byte_seconds - self._due(caller)) / caller.weight)
 
-    def charge(self, caller: Caller, byte_seconds: float) -> None:
-        """The tenant's next request comes after one of this cost; below 0 to give back what was not used."""
-        self._finish[caller.tenant] = self.finish(caller, byte_seconds)
+    def enter(self, caller: Caller, byte_seconds: float) -> Span:
+        """Puts the tenant's next request behind one of this cost, and says where that one stands."""
+        span = self.span(caller, byte_seconds)
+        self._credit[caller.tenant] = max(0.0, self._due(caller) - byte_seconds)
+        self._finish[caller.tenant] = span.finish
+        return span
 
-    def serve(self, start: float) -> None:
-        """A request that started there on the virtual clock got its bytes."""
-        self._now = max(self._now, start)
+    def serve(self, span: Span) -> None:
+        """A request that stood there got its bytes."""
+        self._now = max(self._now, span.start)
 
-    def _start(self, caller: Caller) -> float:
-        return max(self._now, self._finish.get(caller.tenant, 0.0))
+    def correct(self, caller: Caller, unused_byte_seconds: float) -> None:
+        """A request that has entered used so much less than its cost; below 0 it used more."""
+        self._credit[caller.tenant] = self._due(caller) + unused_byte_seconds
+
+    def _due(self, caller: Caller) -> float:
+        """What goes into the next request; a tenant that was idle has no claim left."""
+        credit = self._credit.get(caller.tenant, 0.0)
+        return min(0.0, credit) if self._finish.get(caller.tenant, 0.0) < self._now else credit

@@ -1,68 +1,90 @@
-"""When will it fit? Replays the expected ends of running leases, in front of a line that is served in order."""
+"""When will it fit? Read off the expected ends of running leases and what waits in front."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from heapq import heappop, heappush
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
-Lines = Mapping[str, int]
-"""Account -> bytes."""
+from frontend.claim import Lines
+from frontend.ledger import Ledger
 
-End = tuple[float, str, Lines]
-"""When a lease is expected to end, its id, and what that frees."""
-
-
-class Hold(NamedTuple):
-    """One request in the line: what it takes, and for how many seconds it is expected to keep it."""
-
-    lines: Lines
-    expected_s: float
+MEMORY = 50.0
+"""Waits after which an old one counts for a third."""
+START_S = 50.0
+"""Weight of the forecast as it stands before anything is learned, in seconds of waiting."""
 
 
-def expected_start_s(
-    line: Sequence[Hold],
-    balances: Mapping[str, int],
-    ends: Iterator[End],
-    now_s: float,
-) -> float | None:
-    """When the last of the line is expected to start, every one before it having started in order.
+class Backlog(NamedTuple):
+    """What waits for one account."""
 
-    `balances`: account -> bytes left now, below 0 where it is overdrawn. `ends`: of the running leases,
-    soonest first; one that is overdue may end at any moment, so it ends now. None where even
-    the end of them all does not make room: then something holds bytes that no lease accounts for.
+    bytes: int = 0
+    byte_seconds: float = 0.0
+    """The bytes times the seconds for which they are expected to be held."""
+
+    def plus(self, more_bytes: int, expected_s: float) -> "Backlog":
+        """With one more claim; a negative amount takes one out."""
+        return Backlog(self.bytes + more_bytes, self.byte_seconds + more_bytes * expected_s)
+
+
+NOTHING = Backlog()
+
+
+def wait_s(ledger: Ledger, lines: Lines, ahead: Mapping[str, Backlog], now_s: float) -> float | None:
+    """Seconds until a claim starts behind `ahead` (account -> what waits in front of it), if nothing were lost.
+
+    An account that stays full works off its capacity in byte-seconds every second; so whoever is in front takes its
+    byte-seconds / capacity, and then the claim's own bytes have to come free. Where the running leases alone make
+    room for all of them, that moment is the sooner one. None where even the end of them all does not make room.
     """
-    left = dict(balances)
-    releases = _Releases(ends)
-    at_s = now_s
-    for order, (lines, expected_s) in enumerate(line):
-        for account, need_bytes in lines.items():
-            left[account] = left.get(account, 0) - need_bytes
-        short = {account for account, need_bytes in lines.items() if need_bytes and left[account] < 0}
-        while short:
-            end = releases.pop()
-            if end is None:
-                return None
-            at_s = max(at_s, end[0])
-            for account, freed_bytes in end[2].items():
-                left[account] = left.get(account, 0) + freed_bytes
-                if left[account] >= 0:
-                    short.discard(account)
-        releases.push((at_s + expected_s, f"{order:06}", lines))
-    return at_s
+    longest_s = 0.0
+    for account, need_bytes in lines.items():
+        before = ahead.get(account, NOTHING)
+        ends, balance_bytes = ledger.ends(account), ledger.balance(account)
+        if need_bytes + before.bytes <= balance_bytes:
+            continue
+        own_s = ends.freeing(need_bytes - balance_bytes) if need_bytes > balance_bytes else now_s
+        if own_s is None:
+            return None
+        worked_off_s = own_s + before.byte_seconds / ledger.capacity(account)
+        at_once_s = ends.freeing(need_bytes + before.bytes - balance_bytes)
+        start_s = worked_off_s if at_once_s is None else min(worked_off_s, at_once_s)
+        longest_s = max(longest_s, start_s - now_s)
+    return longest_s
 
 
-class _Releases:
-    """Ends of running leases and of those that the line is about to hold, merged by time."""
+class Size(NamedTuple):
+    """A class of prices that wait about as long."""
 
-    def __init__(self, running: Iterator[End]) -> None:
-        self._running = running
-        self._next = next(running, None)
-        self._planned: list[End] = []
+    account: str
+    octave: int
+    """Of the account's capacity: 0 is about the whole, -1 about half of it."""
 
-    def push(self, end: End) -> None:
-        heappush(self._planned, end)
+    @classmethod
+    def of(cls, ledger: Ledger, lines: Lines) -> "Size":
+        """By the account that it weighs heaviest on."""
+        shares = {account: need_bytes / max(1, ledger.capacity(account)) for account, need_bytes in lines.items()}
+        account = max(shares, key=shares.__getitem__, default="")
+        share = shares.get(account, 0.0)
+        return cls(account, round(math.log2(share)) if share else -64)
 
-    def pop(self) -> End | None:
-        if self._planned and (self._next is None or self._planned[0][0] < self._next[0]):
-            return heappop(self._planned)
-        end, self._next = self._next, next(self._running, None)
-        return end
+
+class Corrections:
+    """How much longer waits turn out than they are forecast, learned for each size of price.
+
+    The forecast knows no packing: what the first of the line is too large for stays free, and a small request passes
+    others on the way while a large one is passed.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[Size, tuple[float, float]] = {}
+        """Seconds forecast, seconds waited; old ones fade."""
+
+    def factor(self, size: Size) -> float:
+        """What a forecast is to be multiplied by."""
+        forecast_s, waited_s = self._sums.get(size, (1.0, 1.0))
+        return waited_s / forecast_s
+
+    def learn(self, size: Size, forecast_s: float, waited_s: float) -> None:
+        """A wait has ended that was forecast so, without correction."""
+        keep = 1 - 1 / MEMORY
+        old_forecast_s, old_waited_s = self._sums.get(size, (START_S, START_S))
+        self._sums[size] = keep * old_forecast_s + forecast_s, keep * old_waited_s + waited_s

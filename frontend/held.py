@@ -18,6 +18,8 @@ class Held:
 
     lease: Lease
     wire: WireLease
+    units: int = 0
+    """Output tokens or pixels that it was charged for."""
     statement: Statement | None = None
     limit: asyncio.Timeout | None = None
     """Runs out at the deadline, or when the work has no engine any more."""

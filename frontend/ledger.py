@@ -7,20 +7,28 @@
 The ledger knows no threads: one event loop owns it, and no method awaits.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from uuid import uuid4
 
 from common.errors import NotReady, VramgateError
 from common.wire import Statement
-from estimator.price import Price
+from estimator.price import Line, Price
 from frontend.account import Account, AccountView, Demand
-from frontend.forecast import End
+from frontend.claim import ANYONE, Caller
+from frontend.ends import Ends
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
+
+RUN_CHARS = 8
+"""Of a lease's id, the same for all that one ledger issues."""
+
+OVERTIME = 0.5
+"""A lease that outlives its expected end is expected to go on for this share of the time it has lasted."""
+REVISED = 8
+"""Overdue ends that are thought over at one question, so that none takes long."""
 
 
 class LedgerError(VramgateError):
@@ -55,6 +63,7 @@ class Lease:
     created_s: float
     expected_end_s: float
     """On the ledger's clock, like `created_s`."""
+    caller: Caller = ANYONE
 
 
 class Ledger:
@@ -64,13 +73,15 @@ class Ledger:
         """`cancel_s`: seconds in which an abandoned lease is expected to end."""
         self.on_release: list[Callable[[], None]] = []
         """Called after every change that may have left more available."""
+        self.on_end: list[Callable[[Lease, float], None]] = []
+        """Called with every lease that has ended and the seconds for which it held its bytes."""
         self.overrun_bytes = 0
         """Sum of what engines held beyond what was quoted; anything but 0 means that a price was not enforced."""
         self._clock = clock
         self._cancel_s = cancel_s
+        self._run = uuid4().hex[:RUN_CHARS]
         self._accounts: dict[str, Account] = {}
         self._leases: dict[str, Lease] = {}
-        self._ends: list[End] = []
         self._boot_ids: dict[str, str] = {}
 
     def set_capacity(self, account: str, capacity_bytes: int) -> None:
@@ -123,7 +134,11 @@ class Ledger:
 
     def fits(self, lines: Mapping[str, int]) -> bool:
         """Whether a reserve of these lines would be granted now."""
-        return all(need_bytes <= self.available(account) for account, need_bytes in lines.items())
+        for account, need_bytes in lines.items():
+            entry = self._accounts.get(account)
+            if need_bytes > (max(0, entry.balance_bytes) if entry else 0):
+                return False
+        return True
 
     def never_fits(self, lines: Mapping[str, int]) -> bool:
         """Whether these lines exceed the whole capacity of an account that is open."""
@@ -131,7 +146,7 @@ class Ledger:
             account in self._accounts and need_bytes > self.capacity(account) for account, need_bytes in lines.items()
         )
 
-    def reserve(self, model: str, price: Price, boot_id: str, expected_s: float) -> Lease:
+    def reserve(self, model: str, price: Price, boot_id: str, expected_s: float, caller: Caller = ANYONE) -> Lease:
         """Takes all lines of the price, or none.
 
         `expected_s`: seconds the work is expected to hold them. Raises NeverFits and NotNow with the numbers, and
@@ -145,12 +160,22 @@ class Ledger:
             raise demand.refusal()
         now_s = self._clock()
         end_s = now_s + max(0.0, expected_s)
-        lease = Lease(uuid4().hex, model, price, lines, LeaseState.RESERVED, boot_id, now_s, end_s)
-        for account, need_bytes in lines.items():
-            self._accounts[account].held_bytes += need_bytes
-        self._leases[lease.id] = lease
-        insort(self._ends, (end_s, lease.id, lines))
-        return lease
+        lease_id = self._run + uuid4().hex[RUN_CHARS:]
+        return self._book(Lease(lease_id, model, price, lines, LeaseState.RESERVED, boot_id, now_s, end_s, caller))
+
+    def issued(self, lease_id: str) -> bool:
+        """Whether the id is one of this ledger's own; an engine may work for one that was here before it."""
+        return lease_id.startswith(self._run)
+
+    def adopt(self, lease_id: str, model: str, lines: Mapping[str, int], boot_id: str) -> Lease:
+        """Takes over a lease that another ledger has issued: nobody waits for its work, and its bytes are in use.
+
+        It is granted whether or not it fits, because it was.
+        """
+        now_s = self._clock()
+        price = Price(tuple(Line(account, size, "adopted") for account, size in lines.items()))
+        end_s = now_s + self._cancel_s
+        return self._book(Lease(lease_id, model, price, lines, LeaseState.ABANDONED, boot_id, now_s, end_s))
 
     def start(self, lease_id: str) -> bool:
         """Notes that the work goes to the engine; False where the lease has ended or is abandoned: do not send it."""
@@ -166,9 +191,8 @@ class Ledger:
         if lease is None:
             return False
         end_s = min(lease.expected_end_s, self._clock() + self._cancel_s)
-        self._forget_end(lease)
-        self._leases[lease_id] = replace(lease, state=LeaseState.ABANDONED, expected_end_s=end_s)
-        insort(self._ends, (end_s, lease_id, lease.lines))
+        self._forget(lease)
+        self._expect(replace(lease, state=LeaseState.ABANDONED, expected_end_s=end_s))
         return True
 
     def settle(self, lease_id: str, statement: Statement | None = None) -> bool:
@@ -202,19 +226,33 @@ class Ledger:
         """All leases that have not ended, or those in one state, oldest first."""
         return tuple(lease for lease in self._leases.values() if state is None or lease.state is state)
 
-    def ends(self) -> Iterator[End]:
-        """The expected ends of all leases, soonest first; not to be read on after a change."""
-        return iter(self._ends)
+    def ends(self, account: str) -> Ends:
+        """The expected ends of the leases on one account, none of them (but for a rush) in the past."""
+        ends = self._accounts[account].ends
+        now_s = self._clock()
+        for _ in range(REVISED):
+            first = ends.first()
+            if first is None or first[0] >= now_s:
+                break
+            lease = self._leases[first[1]]
+            self._forget(lease)
+            self._expect(replace(lease, expected_end_s=now_s + OVERTIME * (now_s - lease.created_s)))
+        return ends
 
     def check(self) -> None:
         """Adds everything up again from the leases; raises LedgerError with the whole equation if it does not hold."""
         sums = dict.fromkeys(self._accounts, 0)
-        for lease in self._leases.values():
+        living = tuple(self._leases.values())
+        for lease in living:
             for account, need_bytes in lease.lines.items():
                 sums[account] = sums.get(account, 0) + need_bytes
         booked = {name: account.held_bytes for name, account in self._accounts.items()}
-        ends = sorted((lease.expected_end_s, lease.id, lease.lines) for lease in self._leases.values())
-        if sums != booked or ends != self._ends or any(held_bytes < 0 for held_bytes in booked.values()):
+        ends = {name: list(account.ends) for name, account in self._accounts.items()}
+        due = {
+            name: sorted((lease.expected_end_s, lease.id, lease.lines[name]) for lease in living if name in lease.lines)
+            for name in ends
+        }
+        if sums != booked or ends != due or any(held_bytes < 0 for held_bytes in booked.values()):
             raise LedgerError("the ledger does not balance:\n" + self.equation())
 
     def equation(self) -> str:
@@ -235,14 +273,29 @@ class Ledger:
     def _entry(self, account: str) -> Account:
         return self._accounts.setdefault(account, Account())
 
+    def _book(self, lease: Lease) -> Lease:
+        for account, need_bytes in lease.lines.items():
+            self._entry(account).held_bytes += need_bytes
+        self._expect(lease)
+        return lease
+
+    def _expect(self, lease: Lease) -> None:
+        """Puts it on the books with its expected end."""
+        self._leases[lease.id] = lease
+        for account, need_bytes in lease.lines.items():
+            self._accounts[account].ends.add((lease.expected_end_s, lease.id, need_bytes))
+
+    def _forget(self, lease: Lease) -> None:
+        for account, need_bytes in lease.lines.items():
+            self._accounts[account].ends.remove((lease.expected_end_s, lease.id, need_bytes))
+
     def _end(self, lease_id: str) -> None:
         lease = self._leases.pop(lease_id)
-        self._forget_end(lease)
+        self._forget(lease)
         for account, need_bytes in lease.lines.items():
             self._accounts[account].held_bytes -= need_bytes
-
-    def _forget_end(self, lease: Lease) -> None:
-        del self._ends[bisect_left(self._ends, (lease.expected_end_s, lease.id, lease.lines))]
+        for tell in self.on_end:
+            tell(lease, self._clock() - lease.created_s)
 
     def _released(self) -> None:
         for wake in self.on_release:

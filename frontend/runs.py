@@ -110,6 +110,11 @@ class ImageJob:
     threshold: float | None = None
     probabilities: bool = False
 
+    @property
+    def body_bytes(self) -> int:
+        """Host memory that it takes while it waits."""
+        return len(self.encoded or b"") + (0 if self.image is None else self.image.nbytes)
+
     def inputs(self) -> dict[str, NDArray[Any]]:
         """The job as inputs of the segmentation model."""
         if (self.encoded is None) == (self.image is None):

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from common.wire import UNET_CANVAS, Statement
 from common.wire import Lease as WireLease
 from estimator import llama, unet
 from estimator.price import Price
-from frontend import faults, record
+from frontend import faults, record, tracing
 from frontend.admission import Admission
 from frontend.claim import Claim
 from frontend.engines import Engines
@@ -148,9 +149,9 @@ class Teller:
     def _hold_image(self, job: ImageJob, timeout_s: float) -> AbstractAsyncContextManager[Held]:
         """A lease for an image; see :meth:`hold`. Raises NotReady."""
         price = self.price_image(job)
-        expected_s = self.expected_s("unet", job.height * job.width)
         canvas_bytes = price.by_account().get(UNET_CANVAS, 0)
-        return self.hold("unet", price, timeout_s, expected_s, canvas_bytes=canvas_bytes)
+        pixels, body_bytes = job.height * job.width, job.body_bytes
+        return self.hold("unet", price, timeout_s, pixels, canvas_bytes=canvas_bytes, body_bytes=body_bytes)
 
     @asynccontextmanager
     async def hold(
@@ -158,24 +159,31 @@ class Teller:
         model: str,
         price: Price,
         timeout_s: float,
-        expected_s: float | None = None,
+        units: int,
         *,
         max_tokens: int | None = None,
         canvas_bytes: int | None = None,
+        body_bytes: int = 0,
     ) -> AsyncIterator[Held]:
         """A lease for the time of the block, which sends the work and leaves the statement in :class:`Held`.
 
+        `units`: output tokens (llama) or pixels (unet) that it may do at the most; `body_bytes` wait with it in memory.
         Leaving with a statement settles the lease; leaving without one, in whatever way, abandons it and cancels the
         work. Raises the refusal of admission before the block, and DeadlineExceeded after `timeout_s` in all.
         """
         note = record.current()
         note.model, note.price_bytes = model, price.total_bytes
         end_s = self._clock() + timeout_s
-        expected_s = min(timeout_s, expected_s or timeout_s)
+        pace = self._paces[model]
+        expected_s, longest_s = pace.expected_s(units), pace.longest_s(units)
+        if pace.guessed:
+            expected_s = min(timeout_s, expected_s)
+        claim = Claim(model, price, "", expected_s, longest_s, note.caller, body_bytes)
         with self._quotas.spending(note.tenant, price.total_bytes) as spending:
-            lease = await self._admit(model, price, timeout_s, expected_s, spending)
+            lease = await self._admit(claim, timeout_s, spending)
             left_s = max(0.0, end_s - self._clock())
-            held = Held(lease, WireLease(lease.id, lease.lines, left_s, max_tokens, canvas_bytes))
+            note.lease = lease.id
+            held = Held(lease, WireLease(lease.id, lease.lines, left_s, max_tokens, canvas_bytes), units)
             self._live[lease.id] = held
             try:
                 async with asyncio.timeout(left_s) as held.limit:
@@ -200,14 +208,14 @@ class Teller:
         await asyncio.gather(*pumps, return_exceptions=True)
         await self._engines.drain(limit_s)
 
-    async def _admit(self, model: str, price: Price, wait_s: float, expected_s: float, spending: Spending) -> Lease:
-        asked_s = self._clock()
+    async def _admit(self, claim: Claim, timeout_s: float, spending: Spending) -> Lease:
+        asked_s, model = self._clock(), claim.model
         try:
             record.current().tenant.require(model)
-            spending.estimate(expected_s)
+            spending.estimate(claim.expected_s)
             boot_id = self._engines.require(model).boot_id
-            claim = Claim(model, price, boot_id, expected_s, caller=record.current().caller)
-            lease = await self._admission.admit(claim, wait_s)
+            with tracing.span("wait for bytes"):
+                lease = await self._admission.admit(replace(claim, boot_id=boot_id), timeout_s)
             if not self._ledger.start(lease.id):
                 raise NotReady(f"{model} was restarted while the request waited", retry_after_s=1.0)
         except RequestError as error:
@@ -230,8 +238,8 @@ class Teller:
         if statement is not None:
             self._engines.watch(lease.model).prove(lease.boot_id, asyncio.get_running_loop().time())
             self._metrics.settled(statement)
-            units = statement.output_tokens or statement.pixels
-            self._paces[lease.model].observe(units, statement.queue_s + statement.run_s)
+            done = statement.output_tokens or statement.pixels
+            self._paces[lease.model].observe(held.units, done, statement.queue_s + statement.run_s)
 
     def _expire(self, lease_ids: tuple[str, ...]) -> None:
         for lease_id in lease_ids:
@@ -267,8 +275,8 @@ class Teller:
     async def _stream(self, run: TextRun, job: TextJob, flight: Flight, began_s: float) -> Statement:
         """One try."""
         silent = True
-        expected_s = self.expected_s("llama", job.n * job.max_tokens)
-        async with self.hold("llama", run.price, flight.left_s, expected_s, max_tokens=job.max_tokens) as held:
+        units = job.n * job.max_tokens
+        async with self.hold("llama", run.price, flight.left_s, units, max_tokens=job.max_tokens) as held:
             run.lease_id, flight.boot_id = held.lease.id, held.lease.boot_id
             inputs = job.inputs() | {"lease": held.wire.to_json()}
             async with aclosing(self._triton.generate_stream("llama", inputs)) as events:

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
+
+from pydantic import ByteSize
 
 from common.sections import Admission as AdmissionSettings
 from estimator.price import Line, Price
 from frontend.admission import Admission
-from frontend.claim import Claim
+from frontend.claim import ANYONE, Caller, Claim
 from frontend.ledger import Lease, Ledger
 
 PAGES, CANVAS, HOST = "llama.pages", "unet.canvas", "host"
@@ -20,17 +23,20 @@ class Gate:
         self.ledger = Ledger(loop.time)
         for account in (PAGES, CANVAS, HOST):
             self.ledger.set_capacity(account, 100)
-        settings = AdmissionSettings(max_waiting=max_waiting, max_wait_s=max_wait_s)
+        settings = AdmissionSettings(max_waiting=max_waiting, max_waiting_bytes=ByteSize(1000), max_wait_s=max_wait_s)
         self.admission = Admission(self.ledger, settings, loop.time)
         self.now_s: Callable[[], float] = loop.time
 
-    async def admit(self, wait_s: float = 10.0, expected_s: float = 1.0, **lines: int) -> Lease:
-        return await self.admission.admit(Claim("llama", price(**lines), "boot", expected_s), wait_s)
+    async def admit(
+        self, wait_s: float = 10.0, expected_s: float = 1.0, caller: Caller = ANYONE, body_bytes: int = 0, **lines: int
+    ) -> Lease:
+        claim = Claim("llama", price(**lines), "boot", expected_s, caller=caller, body_bytes=body_bytes)
+        return await self.admission.admit(claim, wait_s + expected_s)
 
-    async def queue(self, wait_s: float = 10.0, expected_s: float = 1.0, **lines: int) -> asyncio.Task[Lease]:
+    async def queue(self, *args: Any, **options: Any) -> asyncio.Task[Lease]:
         """A request that has gone as far as it can at once."""
-        task = asyncio.create_task(self.admit(wait_s, expected_s, **lines))
-        await asyncio.sleep(0)
+        task = asyncio.create_task(self.admit(*args, **options))
+        await steps()
         return task
 
     def idle(self) -> bool:

@@ -4,11 +4,12 @@ import pytest
 
 from common.errors import NeverFits, NotNow, NotReady
 from common.sections import Admission as AdmissionSettings
+from frontend.account import Demand
 from frontend.admission import Admission, Verdict
 from frontend.claim import Claim
 from frontend.ledger import Ledger
+from frontend.virtual_time import run
 from tests.unit.gate import CANVAS, HOST, PAGES, Gate, price
-from tests.unit.virtual_time import run
 
 
 def test_the_verdict_says_now_soon_later_or_never() -> None:
@@ -23,15 +24,10 @@ def test_the_verdict_says_now_soon_later_or_never() -> None:
             Verdict.NEVER,
         ]
         assert [decision.retry_after_s for decision in asked.values()] == [None, 4.0, 4.0, None]
-        assert gate.admission.ask(price(pages=41), wait_s=3.9).verdict is Verdict.NOT_NOW
-        assert gate.admission.ask(price(pages=41), wait_s=4.0).verdict is Verdict.WAIT
+        assert gate.admission.ask(price(pages=41), wait_s=4.7).verdict is Verdict.NOT_NOW
+        assert gate.admission.ask(price(pages=41), wait_s=4.8).verdict is Verdict.WAIT
         decision = asked[41]
-        assert (decision.account, decision.price_bytes, decision.available_bytes, decision.capacity_bytes) == (
-            PAGES,
-            41,
-            40,
-            100,
-        )
+        assert decision.demand == Demand(PAGES, 41, 40, 100)
         assert gate.ledger.held(PAGES) == 60, "asking takes nothing"
 
     run(test)
@@ -76,34 +72,30 @@ def test_a_wait_longer_than_allowed_is_refused_at_once() -> None:
     run(test)
 
 
-def test_retry_after_replays_the_ends_of_leases_and_the_line_in_front() -> None:
+def test_retry_after_reads_the_ends_of_leases_and_what_waits_in_front() -> None:
     async def test() -> None:
-        gate = Gate(max_waiting=2)
+        gate = Gate()
         for expected_s in (1, 2, 4, 8):
             await gate.admit(pages=25, expected_s=expected_s)
         assert gate.admission.ask(price(pages=25)).retry_after_s == 1
         assert gate.admission.ask(price(pages=26)).retry_after_s == 2
         assert gate.admission.ask(price(pages=100)).retry_after_s == 8
-        await gate.queue(pages=50, expected_s=3)  # from 2 to 5
-        assert gate.admission.ask(price(pages=10)).retry_after_s == 4
-        assert gate.admission.ask(price(pages=26)).retry_after_s == 5
-        await gate.queue(pages=20, expected_s=9)  # from 4 to 13
-        refused = gate.admission.ask(price(pages=5))
-        assert (refused.verdict, refused.retry_after_s) == (Verdict.NOT_NOW, 4)
-        await asyncio.sleep(2.5)  # the first two leases are overdue: they may end at any moment
-        assert gate.admission.ask(price(pages=5)).retry_after_s == 1.5
-        assert gate.admission.ask(price(pages=10)).retry_after_s == 3
+        await gate.queue(pages=50, expected_s=3)
+        assert gate.admission.ask(price(pages=25)).retry_after_s == 1 + 50 * 3 / 100, "150 byte-seconds of 100 bytes"
+        assert gate.admission.ask(price(pages=50)).retry_after_s == 2 + 50 * 3 / 100
 
     run(test)
 
 
-def test_retry_after_sees_who_waits_behind_whom_across_accounts() -> None:
+def test_a_lease_that_outlives_its_expected_end_is_expected_to_go_on_for_a_while() -> None:
     async def test() -> None:
         gate = Gate()
-        await gate.admit(pages=90, expected_s=4)
-        await gate.queue(pages=50, host=60, expected_s=2)  # from 4 to 6
-        await gate.queue(host=60, canvas=10)  # from 6
-        assert gate.admission.ask(price(canvas=5)).retry_after_s == 6
+        await gate.admit(pages=60, expected_s=2)
+        await gate.admit(pages=40, expected_s=30)
+        await asyncio.sleep(4)
+        assert gate.admission.ask(price(pages=60)).retry_after_s == 2, "half of the 4 s that it has lasted"
+        assert gate.admission.ask(price(pages=61)).retry_after_s == 26
+        gate.ledger.check()
 
     run(test)
 
@@ -130,7 +122,7 @@ def test_a_waiter_that_gets_nothing_is_refused_when_its_time_is_up() -> None:
         with pytest.raises(NotNow, match=r"after waiting for 4\.0 s") as caught:
             await gate.admit(4.0, pages=30)
         assert gate.now_s() == 4
-        assert caught.value.retry_after_s == 0
+        assert caught.value.retry_after_s == 2, "half of the 4 s that the lease has lasted"
         assert gate.admission.waiting == 0
 
     run(test)

@@ -162,10 +162,10 @@ def test_a_negative_amount_is_refused(ledger: Ledger, act: Callable[[Ledger, str
 
 def test_ends_come_soonest_first(ledger: Ledger) -> None:
     leases = [ledger.reserve("llama", price(llama_pages=1), "b", seconds) for seconds in (5, 1, 3, float("nan"))]
-    assert [end_s for end_s, _, _ in ledger.ends()] == [0, 1, 3, 5]
+    assert [end_s for end_s, _, _ in ledger.ends("llama.pages")] == [0, 1, 3, 5]
     ledger.settle(leases[2].id)
     ledger.check()
-    assert [end_s for end_s, _, _ in ledger.ends()] == [0, 1, 5]
+    assert [end_s for end_s, _, _ in ledger.ends("llama.pages")] == [0, 1, 5]
 
 
 def test_books_that_do_not_balance_are_printed_whole(ledger: Ledger) -> None:

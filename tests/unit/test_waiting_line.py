@@ -8,8 +8,9 @@ import pytest
 
 from common.errors import NeverFits, NotNow, NotReady, RequestError
 from frontend.admission import Verdict
+from frontend.claim import Caller
+from frontend.virtual_time import run
 from tests.unit.gate import CANVAS, HOST, PAGES, Gate, price, steps
-from tests.unit.virtual_time import run
 
 
 def test_the_line_is_served_in_order_of_arrival() -> None:
@@ -17,7 +18,7 @@ def test_the_line_is_served_in_order_of_arrival() -> None:
         gate = Gate()
         first = await gate.admit(pages=90)
         waiters = [await gate.queue(pages=size) for size in (50, 30, 30)]
-        assert gate.admission.ask(price(pages=10)).verdict is Verdict.WAIT, "10 bytes are free, but not for newcomers"
+        assert gate.admission.ask(price(pages=11)).verdict is Verdict.WAIT
         gate.ledger.settle(first.id)
         await steps()
         assert [waiter.done() for waiter in waiters] == [True, True, False]
@@ -27,33 +28,152 @@ def test_the_line_is_served_in_order_of_arrival() -> None:
     run(test)
 
 
-def test_a_small_request_does_not_pass_a_large_one_on_its_account() -> None:
+def test_a_small_request_does_not_pass_a_large_one_that_it_would_delay() -> None:
     async def test() -> None:
         gate = Gate()
-        running = [await gate.admit(pages=size) for size in (60, 30)]
-        large, small = await gate.queue(pages=80), await gate.queue(pages=20)
+        running = [await gate.admit(pages=size, expected_s=2) for size in (60, 30)]
+        large, small = await gate.queue(pages=90), await gate.queue(pages=20, expected_s=5)
         gate.ledger.settle(running[1].id)
         await steps()
         assert not large.done()
-        assert not small.done(), "it fits in the 40 bytes that are left, but it came later"
+        assert not small.done(), "it fits in the 40 bytes that are left, but the large one needs them in 2 s"
         gate.ledger.settle(running[0].id)
-        assert [(await waiter).lines for waiter in (large, small)] == [{PAGES: 80}, {PAGES: 20}]
+        await steps()
+        assert (large.done(), small.done()) == (True, False)
 
     run(test)
 
 
-def test_a_request_passes_others_only_on_accounts_they_do_not_draw_on() -> None:
+def test_a_small_request_passes_a_large_one_where_it_ends_before_that_can_start() -> None:
     async def test() -> None:
         gate = Gate()
-        running = await gate.admit(pages=90)
-        head = await gate.queue(pages=50, host=10)
-        behind = await gate.queue(host=10, canvas=10)
-        third = await gate.queue(canvas=10)
-        assert not behind.done(), "it fits, but the head waits for the host account too"
-        assert not third.done(), "it fits, but the one in front of it waits for the canvas too"
+        await gate.admit(pages=60, expected_s=2)
+        large = await gate.queue(pages=90)
+        assert gate.admission.ask(price(pages=20)).verdict is Verdict.ADMIT
+        assert (await gate.admit(pages=20, expected_s=1.9)).lines == {PAGES: 20}
+        late = await gate.queue(pages=20, expected_s=2.1)
+        assert not large.done()
+        assert not late.done()
+
+    run(test)
+
+
+def test_a_small_request_passes_a_large_one_on_bytes_that_it_will_not_need() -> None:
+    async def test() -> None:
+        gate = Gate()
+        running = await gate.admit(pages=60, expected_s=2)
+        large = await gate.queue(pages=70, expected_s=1)
+        spare = await gate.admit(pages=30, expected_s=60)
+        too_much = await gate.queue(pages=1, expected_s=60)
+        assert not too_much.done(), "the 30 bytes beside the large one are lent already"
         gate.ledger.settle(running.id)
+        assert (await large).lines == {PAGES: 70}
+        assert gate.ledger.lease(spare.id) is not None
+
+    run(test)
+
+
+def test_many_small_requests_do_not_starve_a_large_one() -> None:
+    async def test() -> None:
+        gate = Gate(max_wait_s=60)
+        loop = asyncio.get_running_loop()
+
+        async def small() -> None:
+            lease = await gate.admit(60, pages=20, expected_s=4)
+            await asyncio.sleep(4)
+            gate.ledger.settle(lease.id)
+
+        crowd = []
+        for _ in range(5):
+            crowd.append(asyncio.create_task(small()))
+            await asyncio.sleep(0.8)
+        whole = await gate.queue(60, pages=100, expected_s=1)
+        for _ in range(20):
+            crowd.append(asyncio.create_task(small()))
+            await asyncio.sleep(0.8)
+        assert whole.done()
+        assert whole.result().created_s < 9, "when those have ended who ran as it came"
+        gate.ledger.settle(whole.result().id)
+        await asyncio.gather(*crowd)
+        assert loop.time() < 60
+
+    run(test)
+
+
+def test_a_request_passes_others_on_accounts_they_do_not_draw_on() -> None:
+    async def test() -> None:
+        gate = Gate()
+        await gate.admit(pages=90)
+        head = await gate.queue(pages=50, host=60)
+        assert (await gate.admit(canvas=100, host=40)).lines == {CANVAS: 100, HOST: 40}
+        behind = await gate.queue(host=10, canvas=10, expected_s=9)
+        assert not head.done()
+        assert not behind.done()
+
+    run(test)
+
+
+def test_a_higher_priority_goes_first() -> None:
+    async def test() -> None:
+        gate = Gate()
+        running = await gate.admit(pages=100)
+        waiters = [await gate.queue(pages=60, caller=Caller(priority=level)) for level in (0, 1, -1)]
+        order = []
+        for _ in waiters:
+            gate.ledger.settle(running.id)
+            await steps()
+            (index,) = [at for at, waiter in enumerate(waiters) if waiter.done() and at not in order]
+            order.append(index)
+            running = waiters[index].result()
+        assert order == [1, 0, 2]
+
+    run(test)
+
+
+def test_tenants_that_always_wait_share_in_proportion_to_their_weights() -> None:
+    async def test() -> None:
+        gate = Gate(max_waiting=300, max_wait_s=1e6)
+        callers = [Caller("many", 1.0), Caller("few", 3.0)]
+        served = dict.fromkeys(("many", "few"), 0)
+
+        async def client(caller: Caller) -> None:
+            lease = await gate.admit(1e6, pages=50, caller=caller)
+            served[caller.tenant] += 1
+            await asyncio.sleep(1)
+            gate.ledger.settle(lease.id)
+
+        clients = [asyncio.create_task(client(caller)) for caller in callers for _ in range(60)]
+        await asyncio.sleep(20.5)
+        assert served == {"many": 11, "few": 31}
+        await asyncio.gather(*clients)
+
+    run(test)
+
+
+def test_a_tenant_with_a_long_line_does_not_keep_another_one_out() -> None:
+    async def test() -> None:
+        gate = Gate(max_waiting=5)
+        await gate.admit(pages=100, expected_s=1, caller=Caller("flood"))
+        flood = [await gate.queue(pages=100, caller=Caller("flood")) for _ in range(5)]
+        other = await gate.queue(pages=100, caller=Caller("other"))
+        with pytest.raises(NotNow, match="others go before it"):
+            await flood[-1]
+        assert gate.admission.waiting == 5
+        assert not other.done()
+
+    run(test)
+
+
+def test_the_bodies_of_those_that_wait_are_bounded_in_bytes() -> None:
+    async def test() -> None:
+        gate = Gate()
+        await gate.admit(pages=100)
+        first = await gate.queue(pages=1, body_bytes=900)
+        with pytest.raises(NotNow, match="1 requests wait already"):
+            await gate.admit(pages=1, body_bytes=101)
+        first.cancel()
         await steps()
-        assert all(task.done() for task in (head, behind, third))
+        assert not (await gate.queue(pages=1, body_bytes=101)).done()
 
     run(test)
 
@@ -96,7 +216,8 @@ def test_a_cancelled_waiter_keeps_neither_place_nor_bytes_and_makes_way() -> Non
         gate = Gate()
         await gate.admit(pages=50)
         head = await gate.queue(pages=60)
-        behind = await gate.queue(pages=50)
+        behind = await gate.queue(pages=50, expected_s=9)
+        assert not behind.done()
         head.cancel()
         lease = await behind
         assert head.cancelled()
@@ -203,7 +324,9 @@ def test_a_storm_of_arrivals_and_departures_leaves_nothing_behind(seed: int) -> 
 
     async def client(gate: Gate) -> str:
         await asyncio.sleep(dice.uniform(0, 20))
-        sizes = {name: dice.randint(1, 110) for name in dice.sample(("pages", "canvas", "host"), dice.randint(1, 2))}
+        sizes: Any = {
+            name: dice.randint(1, 110) for name in dice.sample(("pages", "canvas", "host"), dice.randint(1, 2))
+        }
         try:
             lease = await gate.admit(dice.uniform(0, 8), dice.uniform(0.1, 5), **sizes)
         except RequestError as error:

@@ -3,7 +3,9 @@
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 class _Selector(selectors.DefaultSelector):
@@ -13,6 +15,8 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         """Ready files; where there are none, `timeout` has passed. A loop that would wait for ever is stuck."""
+        if timeout == 0:
+            return []
         ready = super().select(0)
         if not ready and timeout is None:
             raise AssertionError("every task waits for something that will never happen")
@@ -33,7 +37,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clock.skipped_s
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs an asynchronous test on virtual time."""
+def run(work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Runs asynchronous work on virtual time and returns its result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(test())
+        return runner.run(work())
