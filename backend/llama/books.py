@@ -1,13 +1,17 @@
 """What the engine has in hand: requests, their sequences, cancelled ids, counters. No thread, no lock, no tensors."""
 
+import itertools
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 
 from backend.engine import Outlet
+from backend.llama.flight import stand_in
 from backend.llama.job import Answer, Job
 from backend.llama.pages import PageMap
 from backend.llama.request import Chunk, Generation
-from backend.llama.scheduler import Scheduler, Sequence, Slice
+from backend.llama.scheduler import Scheduler, Slice
+from backend.llama.scheduler import Sequence as Tokens
 from backend.tombstones import Tombstones
 from common import errors
 from common.sections import Llama
@@ -25,7 +29,7 @@ class Books:
         self._tokenizer = tokenizer
         self._lazily = settings.oversubscribe > 1
         self._scheduler = self._new_scheduler()
-        self._answers: dict[Sequence, Answer] = {}
+        self._answers: dict[Tokens, Answer] = {}
         self._tombstones = Tombstones()
         self._dirty: list[int] = []
         self.jobs: dict[str, Job] = {}
@@ -79,13 +83,22 @@ class Books:
         return step
 
     def answer_of(self, slice_: Slice) -> Answer | None:
-        """Whose tokens these are; None when its job is gone."""
-        return self._answers.get(slice_.sequence)
+        """Whose tokens these are; None when they are no longer wanted."""
+        answer = self._answers.get(slice_.sequence)
+        return answer if answer is not None and answer.finish_reason is None else None
 
-    def advance(self, slice_: Slice, token_id: int | None) -> None:
-        """Records that a slice is computed, and the token it came to."""
-        self._scheduler.advance(slice_, token_id)
-        self.totals["output_tokens"] += token_id is not None
+    def launch(self, step: Sequence[Slice]) -> None:
+        """Records that a step goes through the model; until its tokens are known, others stand for them."""
+        rows = itertools.count()
+        for slice_ in step:
+            token_id = stand_in(next(rows)) if slice_.samples else None
+            if self.answer_of(slice_) is not None:
+                self._scheduler.advance(slice_, token_id)
+
+    def reveal(self, slice_: Slice, token_id: int) -> None:
+        """Enters the token that a slice came to."""
+        slice_.sequence.tokens[slice_.end] = token_id
+        self.totals["output_tokens"] += 1
 
     def retire(self, answer: Answer) -> None:
         """Frees the pages of a sequence that has come to its end."""

@@ -1,31 +1,33 @@
 """The Llama engine: one thread that batches, computes, samples and hands out; everyone else only asks.
 
-One turn of the thread: drop what is cancelled or late, plan a step, compute it, hand out the tokens. The lock covers
-the books; it is never held while the model computes or an outlet is called. On CUDA, where a step runs by itself once
-it is launched, the tokens of one step are turned into text and handed out while the next one runs.
+One turn of the thread: drop what is cancelled or late, plan a step, launch it, hand out the tokens of the one in front.
+On CUDA, where a step runs by itself once it is launched, the books are kept and text is made while the device computes:
+a step takes the tokens of the one in front on the device, before anyone here knows them. The lock covers the books; it
+is never held while the model computes or an outlet is called.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from backend.device import pick
-from backend.engine import Failed, Footprint, Outlet
-from backend.fallback import Rung, Step
+from backend.engine import Footprint, Outlet
+from backend.fallback import NO_MEMORY, Rung, Step
 from backend.faults import Fault
 from backend.llama import host
 from backend.llama.books import Books
 from backend.llama.canary import Canary
-from backend.llama.job import Answer, Job
+from backend.llama.flight import Flight
+from backend.llama.job import Job
 from backend.llama.load import limits_of, open_runner, pool_key, standing_of
 from backend.llama.request import Chunk, Generation
 from backend.llama.runner import Runner
-from backend.llama.sampling import Choice, choose
+from backend.llama.sampling import Choice, Draw, choose
 from backend.llama.scheduler import Slice, halves
-from backend.worker import Worker
+from backend.worker import Worker, started
 from common import errors, model_folder
 from common.sections import Llama as LlamaSettings
 from common.settings import Settings
@@ -36,7 +38,11 @@ log = logging.getLogger(__name__)
 
 Result = Choice | errors.RequestError | None
 """What a slice came to: a token, an error, or nothing while its prompt goes on."""
-Rungs = Step[list[Result]]
+Results = list[tuple[Slice, Result]]
+Rungs = Step[Results]
+_BROKEN = "the model's output for this request is not made of numbers"
+_FAILED = "the model failed on this request"
+_NO_ROOM = "memory ran out, and the host has no room for more"
 Message = tuple[Job, Callable[[], None]]
 """What an outlet is told once the lock is free."""
 
@@ -78,7 +84,7 @@ class LlamaEngine(Worker[Generation, Chunk]):
         overlaps: bool | None = None,
         make_host: "Callable[[], LlamaEngine] | None" = None,
     ) -> None:
-        """`overlaps`: whether tokens are handed out while the next step runs; None is on CUDA only.
+        """`overlaps`: whether a step is launched before the tokens of the one in front are known; None: on CUDA.
 
         `make_host`: an engine on the host that goes on with what finds no memory here; None where there is none.
         """
@@ -86,8 +92,8 @@ class LlamaEngine(Worker[Generation, Chunk]):
         self.limits = limits_of(runner, tokenizer_dir)
         self._runner = runner
         self._make_host = make_host
-        self._unsaid: list[tuple[Answer, Choice]] = []
-        """Tokens in the books whose text is still to be told; one a sequence at the most."""
+        self._flight: Flight | None = None
+        """The step whose tokens are not known yet."""
         self._overlaps = runner.device.type == "cuda" if overlaps is None else overlaps
         idle = Footprint(
             standing=standing_of(runner, settings),
@@ -125,17 +131,13 @@ class LlamaEngine(Worker[Generation, Chunk]):
             dirty = self._books.take_dirty()
         self._tell_all(farewells)
         self._runner.clear(dirty)
-        results = self._compute(step) if step else []
-        with self._wake:
-            self._progress_s = self._clock()
-            self._books.totals["steps"] += bool(step)
-            failures = [self._settle(slice_, result) for slice_, result in zip(step, results, strict=True)]
-        self._tell_all([message for message in failures if message])
-        if not self._overlaps or not step:
-            self._say()
+        if step:
+            self._compute(step)
+        if not step or not self._overlaps:
+            self._land()
 
-    def _compute(self, step: list[Slice]) -> list[Result]:
-        """The result of each slice. Where memory runs out, the ladder is climbed.
+    def _compute(self, step: list[Slice]) -> None:
+        """Launches a step. Where memory runs out, the ladder is climbed.
 
         What fails otherwise is done again alone, so that only those fail that cannot be computed.
         """
@@ -143,15 +145,20 @@ class LlamaEngine(Worker[Generation, Chunk]):
         outcome = self._ladder.climb(work, self._rungs(step))
         self._progress_s = self._clock()
         if outcome.result is not None:
-            return outcome.result
+            self._settle(outcome.result)
+            return
+        self._land()
         if outcome.fault is Fault.MEMORY:
-            return [errors.InternalFault("memory ran out, and no fallback could answer")] * len(step)
-        if len(step) == 1:
-            return [errors.InternalFault("the model failed on this request")]
-        return [self._compute([slice_])[0] if slice_.sequence.pages else None for slice_ in step]
+            self._settle(self._failures(step, NO_MEMORY))
+        elif len(step) == 1:
+            self._settle(self._failures(step, _FAILED))
+        else:
+            for slice_ in step:
+                if wanted := self._wanted([slice_]):
+                    self._compute(wanted)
 
     def _rungs(self, step: list[Slice]) -> Iterator[Rungs]:
-        yield Rung.NONE, partial(self._attempt, step)
+        yield Rung.NONE, partial(self._launch, step)
         yield Rung.RECLAIM, partial(self._fall_back, Rung.RECLAIM, step, self._attempt)
         if sum(slice_.count for slice_ in step) > 1:
             yield Rung.HALVE, partial(self._fall_back, Rung.HALVE, step, self._in_halves)
@@ -160,43 +167,55 @@ class LlamaEngine(Worker[Generation, Chunk]):
         if self._make_host is not None:
             yield Rung.HOST_CPU, partial(self._on_host, step, self._make_host)
 
-    def _attempt(self, step: list[Slice]) -> list[Result]:
-        logits = self._runner.forward(step)
-        if self._overlaps:
-            self._say()
-        choices = iter(
-            choose(logits, [answer.draw for s in step if s.samples and (answer := self._books.answer_of(s))]).read()
-        )
-        broken = errors.InternalFault("the model's output for this request is not made of numbers")
-        return [(next(choices) or broken) if slice_.samples else None for slice_ in step]
+    def _launch(self, step: list[Slice]) -> Results:
+        """Starts a step, then hands out the tokens of the one in front; nothing is known of this one yet."""
+        draws = self._draws(step)
+        logits = self._runner.forward(step, self._flight)
+        self._land()
+        chosen = choose(logits, draws)
+        with self._wake:
+            self._books.launch(step)
+        self._flight = Flight(step, chosen)
+        return []
 
-    def _fall_back(self, rung: Rung, step: list[Slice], attempt: Callable[[list[Slice]], list[Result]]) -> list[Result]:
-        results = attempt(step)
-        for slice_ in step:
+    def _land(self) -> None:
+        """Waits for the tokens of the step in flight and hands them out."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            told, _ = self._ladder.attempt("reading the tokens of a step", flight.chosen.read)
+            self._hand_out(_results(flight.step, told) if told is not None else self._failures(flight.step, _FAILED))
+
+    def _attempt(self, step: list[Slice]) -> Results:
+        """A whole step at once; its tokens are waited for."""
+        return _results(step, choose(self._runner.forward(step), self._draws(step)).read()) if step else []
+
+    def _fall_back(self, rung: Rung, step: list[Slice], attempt: Callable[[list[Slice]], Results]) -> Results:
+        self._land()
+        results = attempt(self._wanted(step))
+        for slice_, _ in results:
             if answer := self._books.answer_of(slice_):
                 answer.job.note_rung(rung)
         return results
 
-    def _in_halves(self, step: list[Slice]) -> list[Result]:
+    def _in_halves(self, step: list[Slice]) -> Results:
         first, second = halves(step)
-        results = self._attempt(first) if first else []
-        return results[: len(step) - len(second)] + self._attempt(second)
+        whole = len(step) - len(second)
+        return self._attempt(first)[:whole] + self._attempt(second)
 
-    def _without_newest(self, step: list[Slice]) -> list[Result]:
+    def _without_newest(self, step: list[Slice]) -> Results:
         """Results of those that still run; the others are computed anew later."""
         with self._wake:
             self._books.shrink()
-        results = iter(self._in_halves([slice_ for slice_ in step if slice_.sequence.pages]))
-        return [next(results) if slice_.sequence.pages else None for slice_ in step]
+        return self._in_halves(self._wanted(step))
 
-    def _on_host(self, step: list[Slice], make_host: Callable[[], "LlamaEngine"]) -> list[Result]:
+    def _on_host(self, step: list[Slice], make_host: Callable[[], "LlamaEngine"]) -> Results:
         """Hands those that still run over to the host; an error for each that it has no room for."""
-        self._say()
-        host = self._host = self._host or _started(make_host, self._report)
-        for answer in [self._books.answer_of(slice_) for slice_ in step if slice_.sequence.pages]:
+        self._land()
+        host = self._host = self._host or started(make_host(), self._report)
+        for answer in [self._books.answer_of(slice_) for slice_ in self._wanted(step)]:
             if answer is not None and answer.job.id in self._books.jobs:
                 self._hand_over(answer.job, host)
-        return [errors.InternalFault("memory ran out, and the host has no room for more")] * len(step)
+        return self._failures(step, _NO_ROOM)
 
     def _hand_over(self, job: Job, host: "LlamaEngine") -> None:
         with self._wake, host._wake:
@@ -205,36 +224,42 @@ class LlamaEngine(Worker[Generation, Chunk]):
                 self._books.part_with(job)
                 host._adopt(job)
 
-    def _settle(self, slice_: Slice, result: Result) -> Message | None:
-        """Enters a slice's result in the books; returns what is to be told of a failure."""
-        answer = self._books.answer_of(slice_)
-        if answer is None or answer.job.cancelling or answer.finish_reason is not None:
-            return None
-        if not slice_.sequence.pages:  # preempted while the step was computed
-            return None
-        if isinstance(result, errors.RequestError):
-            return self._end(answer.job, result)
-        self._books.advance(slice_, result.token_id if result else None)
-        if result is not None:
-            answer.job.note_token(self._clock())
-            if answer.note(result):
-                self._books.retire(answer)
-            self._unsaid.append((answer, result))
-        return None
+    def _draws(self, step: Sequence[Slice]) -> list[Draw]:
+        return [answer.draw for s in step if s.samples and (answer := self._books.answer_of(s))]
 
-    def _say(self) -> None:
-        """Turns the newest tokens into text and hands them out."""
+    def _wanted(self, step: Sequence[Slice]) -> list[Slice]:
+        """Those whose answers go on, and that have not been preempted."""
+        return [slice_ for slice_ in step if slice_.sequence.pages and self._books.answer_of(slice_)]
+
+    def _failures(self, step: Sequence[Slice], why: str) -> Results:
+        return [(slice_, errors.InternalFault(why)) for slice_ in self._wanted(step)]
+
+    def _settle(self, results: Results) -> None:
+        """Enters in the books what was computed out of turn, and hands it out."""
         with self._wake:
-            unsaid, self._unsaid = self._unsaid, []
-            messages = [message for answer, choice in unsaid for message in self._chunk(answer, choice)]
+            self._books.launch([slice_ for slice_, _ in results])
+        self._hand_out(results)
+
+    def _hand_out(self, results: Results) -> None:
+        """Tells everyone what a step came to."""
+        with self._wake:
+            self._progress_s = now_s = self._clock()
+            self._books.totals["steps"] += bool(results)
+            messages = [message for slice_, result in results for message in self._messages(slice_, result, now_s)]
         self._tell_all(messages)
 
-    def _chunk(self, answer: Answer, choice: Choice) -> list[Message]:
-        job = answer.job
-        if job.id not in self._books.jobs or job.cancelling:
+    def _messages(self, slice_: Slice, result: Result, now_s: float) -> list[Message]:
+        answer = self._books.answer_of(slice_)
+        if result is None or answer is None or answer.job.cancelling:
             return []
+        job = answer.job
+        if isinstance(result, errors.RequestError):
+            return [self._end(job, result)]
+        self._books.reveal(slice_, result.token_id)
+        job.note_token(now_s)
+        answer.note(result)
         try:
-            chunk = answer.say(choice)
+            chunk = answer.say(result)
         except Exception:
             log.exception("a token could not be turned into text")
             return [self._end(job, errors.InternalFault("the answer could not be turned into text"))]
@@ -253,7 +278,7 @@ class LlamaEngine(Worker[Generation, Chunk]):
     def _abandon(self, error: errors.RequestError) -> None:
         with self._wake:
             jobs = self._books.abandon(error)
-            self._unsaid.clear()
+            self._flight = None
         self._tell_all([(job, partial(job.outlet.fail, error)) for job in jobs])
 
     def _tell_all(self, messages: list[Message]) -> None:
@@ -261,8 +286,7 @@ class LlamaEngine(Worker[Generation, Chunk]):
             self._tell(job.id, message)
 
 
-def _started(make_host: Callable[[], LlamaEngine], hear: Failed) -> LlamaEngine:
-    host = make_host()
-    host.on_failure = hear
-    host.start()
-    return host
+def _results(step: Sequence[Slice], choices: Sequence[Choice | None]) -> Results:
+    """What each slice came to; `choices` belong to those that sample, in order."""
+    told = iter(choices)
+    return [(slice_, (next(told) or errors.InternalFault(_BROKEN)) if slice_.samples else None) for slice_ in step]

@@ -147,7 +147,9 @@ class Scheduler:
         if self._lazily:
             self._grow_decodes()
         step = [
-            Slice(sequence, sequence.computed, 1, samples=True) for sequence in self.running if sequence.pending == 1
+            Slice(sequence, sequence.computed, 1, samples=True)
+            for sequence in self.running
+            if sequence.pending == 1 and len(sequence.tokens) < sequence.most_tokens
         ]
         step += self._chunks(self._step_tokens - len(step))
         step += self._starts(self._step_tokens - sum(slice_.count for slice_ in step))
@@ -160,7 +162,7 @@ class Scheduler:
         self._limit, self._calm_steps = max(1, len(self.running)), 0
 
     def advance(self, done: Slice, token_id: int | None) -> None:
-        """Records that a slice went through the model, and the token it chose, if it chose one."""
+        """Records that a slice goes through the model, and the token it chose or what stands for it."""
         done.sequence.computed = done.end
         if token_id is not None:
             done.sequence.tokens.append(token_id)

@@ -39,18 +39,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
+def overlaps(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.fixture
-def engine(folder: Path) -> Iterator[LlamaEngine]:
-    with engine_of(settings_of(folder)) as engine:
+def engine(folder: Path, overlaps: bool) -> Iterator[LlamaEngine]:
+    with engine_of(settings_of(folder), overlaps=overlaps) as engine:
         yield engine
 
 
-def test_a_poisoned_request_fails_alone(folder: Path) -> None:
+def test_a_poisoned_request_fails_alone(folder: Path, overlaps: bool) -> None:
     def fail_on_poison(step: Sequence[Slice]) -> None:
         if any(slice_.sequence.tokens[0] == POISON for slice_ in step):
             raise RuntimeError("a kernel fell over")
 
-    with engine_of(settings_of(folder), faulty_runner(folder, fail_on_poison)) as engine:
+    with engine_of(settings_of(folder), faulty_runner(folder, fail_on_poison), overlaps=overlaps) as engine:
         expected = run(engine, Generation(PROMPT, 30)).ids()
         good = [start(engine, Generation(PROMPT, 30)) for _ in range(2)]
         bad = start(engine, Generation((POISON, 1, 2), 30))
@@ -63,12 +68,12 @@ def test_a_poisoned_request_fails_alone(folder: Path) -> None:
         assert engine.footprint().used_bytes == 0
 
 
-def test_numbers_that_are_none_reach_no_neighbour_that_starts_with_them(folder: Path) -> None:
+def test_numbers_that_are_none_reach_no_neighbour_that_starts_with_them(folder: Path, overlaps: bool) -> None:
     gate = threading.Event()
     runner = faulty_runner(folder, lambda _: wait_for(gate), step_tokens=200)
     with torch.inference_mode():
         runner.model.embedding[POISON] = float("nan")
-    with engine_of(settings_of(folder, step_tokens=200), runner) as engine:
+    with engine_of(settings_of(folder, step_tokens=200), runner, overlaps=overlaps) as engine:
         first = start(engine, Generation((1,), 2))
         until(lambda: engine.footprint().used_bytes > 0)
         healthy = tuple(token_id for token_id in PROMPT if token_id != POISON)
@@ -81,11 +86,11 @@ def test_numbers_that_are_none_reach_no_neighbour_that_starts_with_them(folder: 
         assert good[0].ids() == good[1].ids() == run(engine, Generation(healthy, 10)).ids()
 
 
-def test_numbers_that_are_none_fail_one_request_and_leave_no_trace_in_its_pages(folder: Path) -> None:
+def test_numbers_that_are_none_fail_one_request_and_leave_no_trace_in_its_pages(folder: Path, overlaps: bool) -> None:
     runner = runner_of(settings_of(folder, pages=3, max_batch=1))
     with torch.inference_mode():
         runner.model.embedding[POISON] = float("nan")
-    with engine_of(settings_of(folder, pages=3, max_batch=1), runner) as engine:
+    with engine_of(settings_of(folder, pages=3, max_batch=1), runner, overlaps=overlaps) as engine:
         healthy = tuple(token_id for token_id in PROMPT if token_id != POISON)
         expected = run(engine, Generation(healthy, 3)).ids()
         bad = run(engine, Generation((POISON, *healthy[:17]), 20))
@@ -120,9 +125,11 @@ def test_an_outlet_that_fails_harms_only_its_own_request(engine: LlamaEngine) ->
 
 
 @pytest.mark.parametrize("oversubscribe", [1.0, 2.5])
-def test_no_page_is_lost_over_hundreds_of_requests_with_random_cancels(folder: Path, oversubscribe: float) -> None:
+def test_no_page_is_lost_over_hundreds_of_requests_with_random_cancels(
+    folder: Path, oversubscribe: float, overlaps: bool
+) -> None:
     chance = random.Random(3)
-    with engine_of(settings_of(folder, oversubscribe=oversubscribe, max_waiting=1000)) as engine:
+    with engine_of(settings_of(folder, oversubscribe=oversubscribe, max_waiting=1000), overlaps=overlaps) as engine:
         answers = []
         for number in range(300):
             prompt = tuple(chance.choices(range(256), k=chance.randint(1, 60)))
@@ -150,13 +157,13 @@ def test_no_page_is_lost_over_hundreds_of_requests_with_random_cancels(folder: P
     assert all(answer.ends == 1 for answer in answers)
 
 
-def test_no_token_of_one_request_appears_in_anothers(tmp_path: Path) -> None:
+def test_no_token_of_one_request_appears_in_anothers(tmp_path: Path, overlaps: bool) -> None:
     """Every request repeats its own mark for ever, so whatever else comes out is somebody else's."""
     model = save_model(tmp_path, small_config(vocab_size=256, num_key_value_heads=6, tie_word_embeddings=True))
     parrot_(model)
     model.save_pretrained(tmp_path)
     chance = random.Random(9)
-    with engine_of(settings_of(tmp_path, oversubscribe=2.0)) as engine:
+    with engine_of(settings_of(tmp_path, oversubscribe=2.0), overlaps=overlaps) as engine:
         marked = []
         for number in range(150):
             mark = chance.randrange(256)

@@ -176,5 +176,5 @@ def test_an_engine_that_is_closed_says_so_and_takes_nothing(folder: Path) -> Non
     engine = load(settings_of(folder))
     engine.close()
     assert not engine.health().ready
-    with pytest.raises(Exception, match="closed"):
+    with pytest.raises(Exception, match="closing"):
         engine.submit(Generation((1,), 1), Collector())

@@ -100,14 +100,19 @@ def test_the_sizes_of_page_and_step_change_no_answer(
             assert answer.wait().ids() == generated(model, PROMPT[:count], 10)
 
 
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
+def overlaps(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("oversubscribe", [1.0, 3.0])
 def test_neighbours_that_come_go_and_are_cancelled_change_no_answer(
-    small: tuple[Path, LlamaForCausalLM], oversubscribe: float
+    small: tuple[Path, LlamaForCausalLM], oversubscribe: float, overlaps: bool
 ) -> None:
     folder, model = small
     chance = random.Random(7)
     jobs: list[tuple[Generation, Collector, bool]] = []
-    with engine_of(settings_of(folder, pages=14, oversubscribe=oversubscribe)) as engine:
+    with engine_of(settings_of(folder, pages=14, oversubscribe=oversubscribe), overlaps=overlaps) as engine:
         for number in range(40):
             prompt = tuple(chance.choices(range(300), k=chance.randint(1, 60)))
             request = Generation(prompt, chance.randint(1, 60), lease=lease_of(f"lease-{number}"))
@@ -125,12 +130,12 @@ def test_neighbours_that_come_go_and_are_cancelled_change_no_answer(
         assert bool(engine.footprint().totals["preemptions"]) == (oversubscribe > 1)
 
 
-def test_an_answer_ends_at_the_end_token_as_generate_does(tmp_path: Path) -> None:
+def test_an_answer_ends_at_the_end_token_as_generate_does(tmp_path: Path, overlaps: bool) -> None:
     free = save_model(tmp_path, small_config())
     expected = generated(free, PROMPT, MAX_TOKENS)
     end = expected[10]
     model = save_model(tmp_path, small_config(eos_token_id=end))
-    with engine_of(settings_of(tmp_path)) as engine:
+    with engine_of(settings_of(tmp_path), overlaps=overlaps) as engine:
         answer = run(engine, Generation(PROMPT, MAX_TOKENS))
     assert answer.ids() == generated(model, PROMPT, MAX_TOKENS) == expected[: expected.index(end) + 1]
     assert answer.finish_reason() == "stop"
