@@ -19,6 +19,7 @@ from common.errors import SettingsError
 from common.settings import Settings
 from frontend.app import create_app
 from frontend.last_resort import STUCK
+from frontend.protocol import limited_to
 
 KEEP_ALIVE_S = 5
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -60,21 +61,19 @@ def main() -> int:
 def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
     """One worker, because one process owns the ledger.
 
-    The connection limit is twice what the backstop serves at once: it answers in plain text, so it is only for floods
-    of idle connections.
+    The connection limit is twice what the backstop serves at once: it is only for floods of idle connections.
     """
     return uvicorn.Config(
         app,
         host=settings.server.host,
         port=settings.server.port,
         loop="uvloop",
-        http="httptools",
+        http=limited_to(2 * settings.server.max_connections),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=2 * settings.server.max_connections,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(settings.server.shutdown_s),
     )
