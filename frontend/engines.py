@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from common.errors import NotReady, RequestError, UpstreamBroken
-from common.wire import Breaker, EngineStatus, LlamaLimits, UnetLimits
+from common.wire import ACCOUNTS, Breaker, EngineStatus, LlamaLimits, UnetLimits
 from frontend import faults
 from frontend.abandoned import Abandoned
 from frontend.admission import Admission
@@ -237,12 +237,10 @@ class Engines:
             raise UpstreamBroken(f"{status.model!r} answers in its place")
         if watch.status is None or watch.status.boot_id != status.boot_id:
             self._meet(watch, status)
-        held = {lease.id: lease.held_bytes for lease in status.leases}
-        watch.orphans &= held.keys()
         factor = self._factors.get(status.account, 1.0)
         self._ledger.set_capacity(status.account, int(status.capacity_bytes * factor))
-        orphaned_bytes = sum(held[lease_id] for lease_id in watch.orphans)
-        self._ledger.report_unleased(status.account, status.unleased_bytes + orphaned_bytes)
+        self._ledger.report_unleased(status.account, status.unleased_bytes)
+        self._adopt(status)
         if watch.lost:
             LOG.info("%s answers: device %s, boot %s", watch.model, status.device, status.boot_id)
         watch.status, watch.misses, watch.answered_s = status, 0, self._now_s()
@@ -251,10 +249,22 @@ class Engines:
         watch.unready_since_s = (watch.unready_since_s or self._now_s()) if unready else None
 
     def _meet(self, watch: Watch, status: EngineStatus) -> None:
-        """A process that was not there before: what the last one held is gone, what it holds itself is not ours."""
+        """A process that was not there before: what the last one held is gone."""
         self._void(status.model, status.boot_id)
-        watch.orphans = frozenset(lease.id for lease in status.leases if self._ledger.lease(lease.id) is None)
         watch.process, watch.unproven, watch.fault = self._find_process(status.model), self.needs_proof, ""
+
+    def _adopt(self, status: EngineStatus) -> None:
+        """Work for a frontend that was here before this one: counted as it was there, cancelled, settled at its end.
+
+        It may also arrive later than we did, out of the server's queue.
+        """
+        for lease in status.leases:
+            if not self._ledger.issued(lease.id) and self._ledger.lease(lease.id) is None:
+                lines = {account: size for account, size in lease.lines.items() if account in ACCOUNTS and size > 0}
+                lines[status.account] = max(lease.held_bytes, lines.get(status.account, 0))
+                self._ledger.adopt(lease.id, status.model, lines, status.boot_id)
+                self._abandoned.add(lease.id)
+                LOG.warning("%s still works for an earlier frontend: lease %s is cancelled", status.model, lease.id)
 
     def _void(self, model: str, boot_id: str) -> None:
         """Only `boot_id` may hold leases of this model from now on."""

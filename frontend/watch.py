@@ -64,8 +64,6 @@ class Watch:
     """When the last good answer came, a canary's or a client's."""
     renewed_s: float = 0.0
     """When its process was last replaced: what was asked before says nothing about the new one."""
-    orphans: frozenset[str] = frozenset()
-    """Leases it holds for a frontend that was here before this one."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

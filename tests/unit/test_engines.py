@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from common.errors import NotReady, UpstreamBroken
-from common.wire import ActiveLease, Breaker, EngineStatus
+from common.wire import ActiveLease, Breaker, CancelOutcome, EngineStatus
+from frontend.ledger import LeaseState
 from tests.unit.engine_bench import PAGES, STATUS, UNET, bench
 from tests.unit.web import run, until
 
@@ -119,14 +120,39 @@ def test_a_lease_in_use_is_never_ended_by_a_status() -> None:
     run(test)
 
 
-def test_work_of_an_earlier_frontend_is_counted_until_it_ends() -> None:
+def test_work_of_an_earlier_frontend_is_taken_over_until_it_ends() -> None:
+    old = ActiveLease("old", 100, lines={PAGES: 300, "host": 40, "no such account": 7})
+
     async def test() -> None:
-        async with bench(llama=replace(STATUS, leases=(ActiveLease("old", 200),))) as room:
-            await until(lambda: room.engines.ready()[0])
-            assert room.ledger.available(PAGES) == 1300
+        async with bench(llama=replace(STATUS, unleased_bytes=50, leases=(old,))) as room:
+            room.ledger.set_capacity("host", 100)
+            room.triton.outcome = CancelOutcome.CANCELLED
+            await until(lambda: room.triton.cancels == ["old"])
+            assert room.ledger.available(PAGES) == 1500 - 50 - 300, "once, as it was reserved, however little is in use"
+            assert room.ledger.available("host") == 60
+            assert [(lease.id, lease.state) for lease in room.ledger.leases()] == [("old", LeaseState.ABANDONED)]
             ours = room.lease()
+            late = ActiveLease("late", 30)
+            room.triton.statuses["llama"] = replace(STATUS, leases=(ActiveLease(ours.id, 100), late))
+            await until(lambda: room.ledger.lease("late") is not None and room.ledger.lease("old") is None)
+            assert room.ledger.available(PAGES) == 1500 - 100 - 30
             room.triton.statuses["llama"] = replace(STATUS, leases=(ActiveLease(ours.id, 100),))
-            await until(lambda: room.ledger.available(PAGES) == 1400)
+            await until(lambda: room.ledger.leases() == (room.ledger.lease(ours.id),))
+            assert (room.ledger.available(PAGES), room.ledger.available("host")) == (1400, 100)
+            room.ledger.check()
+
+    run(test)
+
+
+def test_work_that_is_taken_over_goes_with_its_process() -> None:
+    async def test() -> None:
+        async with bench(llama=replace(STATUS, leases=(ActiveLease("old", 2000),))) as room:
+            room.triton.outcome = UpstreamBroken("not now")
+            await until(lambda: room.ledger.held(PAGES) == 2000)
+            assert room.ledger.balance(PAGES) == -500, "it was granted, so it counts, also where it no longer fits"
+            room.triton.statuses["llama"] = replace(STATUS, boot_id="boot-2")
+            await until(lambda: room.ledger.held(PAGES) == 0)
+            room.ledger.check()
 
     run(test)
 
