@@ -63,8 +63,8 @@ def difference(names: tuple[str, str], first: Report, second: Report) -> Rendera
         one, other = before.get(line), after.get(line)
         change = "" if one is None or other is None or one == other else _signed(other - one)
         table.add_row(Text(line), _size(one), _size(other), change)
-    told = [Text(head + ("later" if seconds >= 0 else "earlier"), style="bold"), table]
-    return Group(*told, *(Text(line) for line in _came_and_went(first, second)))
+    title = Text(head + ("later" if seconds >= 0 else "earlier"), style="bold")
+    return Group(title, table, *(Text(line) for line in _came_and_went(first, second)))
 
 
 def _sizes(told: Report) -> dict[str, int | None]:
