@@ -152,7 +152,7 @@ class Snapshots:
         The one just written stays, also where a clock that was set back makes it the oldest.
         """
         try:
-            for name in report.surplus(self._folder, KEPT, self._newest and self._newest.name):
+            for name in report.surplus(self._folder, KEPT, self._newest.name if self._newest else None):
                 shutil.rmtree(self._folder / name, ignore_errors=True)
             for left in self._folder.glob(f"{UNFINISHED}*"):
                 if self._now() - left.lstat().st_mtime > STALE_S:

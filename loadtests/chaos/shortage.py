@@ -155,7 +155,7 @@ def _in_steps(engine: LlamaEngine, *, chunks: bool) -> Place:
                 shortage.strike()
             return plain(step, *rest)
 
-        runner.forward = forward  # type: ignore[method-assign]
+        runner.forward = forward  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -188,9 +188,9 @@ def _in_canvases() -> Place:
     def place(shortage: Shortage) -> Iterator[None]:
         plain = canvas.Canvas.add
 
-        def add(self: Any, *rest: Any) -> Any:
+        def add(self: canvas.Canvas, tile: int, logits: torch.Tensor) -> None:
             shortage.strike()
-            return plain(self, *rest)
+            plain(self, tile, logits)
 
         canvas.Canvas.add = add  # type: ignore[method-assign]
         try:

@@ -20,7 +20,7 @@ LOG = """\
 
 
 def answer(model: str = "llama", ended_s: float = 10.0, status: int = 200, **changes: object) -> Answer:
-    told = {"began_s": ended_s - 1, "right": status == 200, "deadline_s": 5.0} | changes
+    told: dict[str, object] = {"began_s": ended_s - 1, "right": status == 200, "deadline_s": 5.0} | changes
     return Answer(model=model, ended_s=ended_s, status=status, **told)  # type: ignore[arg-type]
 
 
@@ -66,7 +66,7 @@ def test_figures_are_numbers_of_parts_and_results_of_parts_become_one(
     monkeypatch.setenv("OUT", str(tmp_path))
     files = []
     for part in ("a", "b"):
-        told = {"command": part, "commit": "c", "date": "d", "machine": "m", "versions": {}}
+        told: dict[str, object] = {"command": part, "commit": "c", "date": "d", "machine": "m", "versions": {}}
         files.append(tmp_path / part)
         files[-1].write_text(json.dumps(told | {"figures": {f"{part}.x": 1}, "rows": [{"part": part}]}))
     whole = json.loads(chaos._merge("whole", files).read_text(encoding="utf-8"))
