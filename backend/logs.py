@@ -1,7 +1,11 @@
-"""Python's logging into Triton's log."""
+"""Python's logging into Triton's log, or to standard error as JSON."""
 
 import logging
+import sys
 from typing import Any
+
+from common import logs
+from common.sections import Log
 
 
 class _TritonHandler(logging.Handler):
@@ -19,8 +23,10 @@ class _TritonHandler(logging.Handler):
             self._triton.log_info(text)
 
 
-def forward_to(triton_logger: Any, level: str) -> None:
-    """Sends every record of `level` and above to Triton's logger."""
-    handler = _TritonHandler(triton_logger)
-    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+def forward_to(triton_logger: Any, settings: Log) -> None:
+    """Sends every record of the level and above to Triton's logger; JSON, which that would wrap, past it."""
+    handler: logging.Handler = (
+        _TritonHandler(triton_logger) if settings.format == "pretty" else logging.StreamHandler(sys.stderr)
+    )
+    handler.setFormatter(logs.formatter(settings.format, "%(name)s: "))
+    logging.basicConfig(handlers=[handler], level=settings.level.upper(), force=True)

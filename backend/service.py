@@ -48,7 +48,7 @@ class Service:
 def start(model: str, pb_utils: Any) -> Service:
     """Loads `model` (``llama`` or ``unet``) and starts its threads; raises SettingsError when it cannot be loaded."""
     settings = settings_module.load()
-    forward_to(pb_utils.Logger, settings.log.level)
+    forward_to(pb_utils.Logger, settings.log)
     announce(settings, model)
     started_s = time.monotonic()
     adapter = _load(model, settings)

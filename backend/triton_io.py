@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from backend.control import Desk
 from backend.engine import Engine
 from backend.outbox import Outbox
+from common import logs
 from common.errors import InternalFault, InvalidRequest, NotReady, RequestError
 from common.wire import Breaker, Lease, Statement
 
@@ -71,9 +72,10 @@ class Host(Generic[Request, Result]):
         try:
             self._start(pb_request, port)
         except RequestError as error:
+            log.info("refused: %s", error.kind.prefix, extra={logs.REQUEST: pb_request.request_id()})
             self._refuse(port, error)
         except Exception:
-            log.exception("a request could not be started")
+            log.exception("a request could not be started", extra={logs.REQUEST: pb_request.request_id()})
             self._refuse(port, InternalFault("the request could not be started; see the server's log"))
 
     def is_ready(self) -> bool:
@@ -98,6 +100,7 @@ class Host(Generic[Request, Result]):
         streams = self._adapter.streams(inputs, lease)
         channel = self._outbox.channel(port, gather=not streams)
         work_id = self._adapter.engine.submit(request, channel)
+        log.info("accepted", extra={logs.REQUEST: pb_request.request_id(), logs.FIELDS: {"lease": work_id}})
         try:
             if streams:
                 port.respond(self._adapter.greeting())

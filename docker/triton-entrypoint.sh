@@ -16,6 +16,12 @@ if wants_demo; then
     python -m backend.checkpoint
 fi
 
+# Its own spans, of requests alone that belong to a trace already.
+if [ -n "${VRAMGATE_LOG__TRACES:-}" ]; then
+    set -- "--trace-config=mode=opentelemetry" "--trace-config=opentelemetry,url=$VRAMGATE_LOG__TRACES" \
+        "--trace-config=level=TIMESTAMPS" "--trace-config=rate=0" "$@"
+fi
+
 # One model after the other: each takes its standing memory and warms up alone.
 exec tritonserver \
     --model-repository="${VRAMGATE_TRITON__MODEL_REPOSITORY:-/models}" \

@@ -56,7 +56,7 @@ class Engines:
         self._abandoned = Abandoned(triton, ledger)
         self._watches = {model: Watch(model) for model in models}
         self._tasks: list[asyncio.Task[None]] = []
-        self._stopped = ""
+        self._stopped = self._leaving = ""
 
     async def start(self) -> None:
         """Begins to poll; does not wait for an answer."""
@@ -70,6 +70,10 @@ class Engines:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._abandoned.close()
+
+    def leave(self, reason: str) -> None:
+        """Not ready from now on; work is still taken."""
+        self._leaving = reason
 
     def stop(self, reason: str) -> None:
         """Not ready from now on, and nothing new is admitted; what runs goes on."""
@@ -107,7 +111,7 @@ class Engines:
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         """Whether everything takes work, and what does not: name -> reason."""
-        reasons = {"server": self._stopped} if self._stopped else {}
+        reasons = {"server": self._stopped or self._leaving} if self._stopped or self._leaving else {}
         for watch in self._watches.values():
             if watch.status is None or watch.lost:
                 reasons[watch.model] = watch.reason

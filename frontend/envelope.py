@@ -6,10 +6,12 @@ import re
 import time
 from uuid import uuid4
 
+from opentelemetry.trace import Span, SpanKind
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common import logs
 from common.errors import InternalFault, NotReady, RequestError
-from frontend import faults, record
+from frontend import faults, record, tracing
 from frontend.limits import UNCOUNTED
 from frontend.record import Record
 from frontend.refusals import respond
@@ -35,8 +37,12 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began_s = time.perf_counter()
         note = record.begin(_request_id(scope))
+        with tracing.span(scope["method"], kind=SpanKind.SERVER, of=scope["headers"]) as span:
+            await self._serve(scope, receive, send, note, span)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, note: Record, span: Span) -> None:
+        began_s = time.perf_counter()
         started = False
 
         async def stamped(message: Message) -> None:
@@ -53,13 +59,15 @@ class Envelope:
         except asyncio.CancelledError:
             fault = NotReady("the server is shutting down", retry_after_s=1.0)
         except Exception as error:
-            LOG.error("request %s failed: %s", note.request_id, faults.describe(error))
+            LOG.error("a request failed: %s", faults.describe(error))
             fault = InternalFault("the server failed to answer; its log has more under this request's id")
         if fault is not None:
             answer = respond(fault, scope["path"])
             if not started:
                 await answer(scope, receive, stamped)
         _close(scope, note, time.perf_counter() - began_s)
+        span.update_name(f"{scope['method']} {note.route}")
+        span.set_attributes({f"vramgate.{key}": value for key, value in _facts(note).items()})
 
 
 def _request_id(scope: Scope) -> str:
@@ -70,21 +78,24 @@ def _request_id(scope: Scope) -> str:
     return uuid4().hex
 
 
+def _facts(note: Record) -> dict[str, str | int]:
+    """What may be told of a request: nothing of what it asked or was answered."""
+    lease = {"lease": note.lease} if note.lease else {}
+    return {
+        "request": note.request_id,
+        "tenant": note.tenant.name,
+        "model": note.model,
+        **lease,
+        "outcome": note.outcome,
+        "price_bytes": note.price_bytes,
+    }
+
+
 def _close(scope: Scope, note: Record, seconds: float) -> None:
     note.route = getattr(scope.get("route"), "path", note.route)
     level = logging.DEBUG if scope["path"] in UNCOUNTED else logging.INFO
-    LOG.log(
-        level,
-        "request %s %s %s tenant=%s model=%s outcome=%s price_bytes=%d seconds=%.3f",
-        note.request_id,
-        scope["method"],
-        note.route,
-        note.tenant.name,
-        note.model,
-        note.outcome,
-        note.price_bytes,
-        seconds,
-    )
+    fields = _facts(note) | {"seconds": f"{seconds:.3f}"}
+    LOG.log(level, "%s %s", scope["method"], note.route, extra={logs.FIELDS: fields})
     services = getattr(scope["app"].state, "services", None)
     if services is not None and level == logging.INFO:
         services.metrics.request_finished(note.model, note.route, note.outcome, seconds, note.tenant.name)

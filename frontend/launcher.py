@@ -25,7 +25,7 @@ from frontend.steps import Steps
 from frontend.supervision import Keeper
 
 DRAIN_S = 2.5
-"""What the frontend gets beyond ``server.shutdown_s``: cancelled work ends, the journal is closed."""
+"""What the frontend gets beyond ``server.drain_s`` and ``server.shutdown_s``: cancelled work ends, the journal is closed."""
 MODEL_SERVER_S = 0.5
 """What is left to tritonserver at the least, when the frontend has used up its own time; what it needs is 2 to 3 s."""
 IMPATIENCE_S = 1.0
@@ -115,8 +115,9 @@ class Launcher:
             await child.stop(0)
 
     async def _stop_processes(self) -> None:
-        """The frontend first, then tritonserver; together in ``server.shutdown_s`` and 3 s."""
-        frontend_s = self._settings.server.shutdown_s + DRAIN_S
+        """The frontend first, then tritonserver; together in ``server.drain_s``, ``server.shutdown_s`` and 3 s."""
+        server = self._settings.server
+        frontend_s = server.drain_s + server.shutdown_s + DRAIN_S
         latest_s = time.monotonic() + frontend_s + MODEL_SERVER_S
         with self._steps.step("stopping"):
             await self._frontend_keeper.stop(frontend_s)

@@ -19,6 +19,8 @@ class Record:
     tenant: Tenant = ANYONE
     """Whose key it came with."""
     model: str = "none"
+    lease: str = ""
+    """Id of its newest lease."""
     price_bytes: int = 0
     outcome: str = OK
     """``ok`` or the code of the error, also of one that came after the answer had begun."""

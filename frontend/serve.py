@@ -1,14 +1,15 @@
 """The frontend's process: ``python -m frontend.serve``.
 
-On a stop signal readiness goes off and nothing new is admitted; answers that run may end within
-``server.shutdown_s``; what is left is cancelled, its leases are ended, and every connection to Triton is closed.
+On a stop signal readiness goes off; after ``server.drain_s``, in which balancers notice, nothing new is admitted;
+answers that run may end within ``server.shutdown_s``; what is left is cancelled, its leases are ended, and every
+connection to Triton is closed. On SIGHUP the settings are read again, see :mod:`frontend.reload`.
 """
 
-import logging
 import math
 import signal
 import socket
 import sys
+import time
 from types import FrameType
 
 import uvicorn
@@ -17,25 +18,36 @@ from fastapi import FastAPI
 from common import settings as settings_module
 from common.errors import SettingsError
 from common.settings import Settings
+from frontend import logs, reload, tracing
 from frontend.app import create_app
 from frontend.last_resort import STUCK
 from frontend.protocol import limited_to
 
 KEEP_ALIVE_S = 5
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Server(uvicorn.Server):
     """uvicorn, whose stop begins with telling the services."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_s: float = 0.0) -> None:
         super().__init__(config)
         self._app = app
+        self._drain_s = drain_s
+        self._asked_s: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops; a second Ctrl-C stops at once. The signal is not raised again, so the process ends with status 0."""
-        self.force_exit = self.should_exit and sig == signal.SIGINT
-        self.should_exit = True
+        self.force_exit = self._asked_s is not None and sig == signal.SIGINT
+        if self._asked_s is None:
+            self._asked_s = time.monotonic()
+        self.should_exit = self.should_exit or self.force_exit or not self._drain_s
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to stop now."""
+        if self._asked_s is not None and not self.should_exit:
+            self._app.state.services.leave()
+            self.should_exit = time.monotonic() - self._asked_s >= self._drain_s
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Ends what runs, within the time for it."""
@@ -48,13 +60,14 @@ def main() -> int:
     try:
         settings = settings_module.load()
         app = create_app(settings)
+        end_traces = tracing.export(settings.log.traces)
     except SettingsError as error:
         print(f"vramgate: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=settings.log.level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-    # What it says of its start stands in the launcher's own lines.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    Server(configure(settings, app), app).run()
+    logs.start(settings.log)
+    reload.on_hangup(settings)
+    Server(configure(settings, app), app, settings.server.drain_s).run()
+    end_traces()
     return STUCK if app.state.services.stuck else 0
 
 

@@ -57,6 +57,10 @@ class Services:
         """Whether the process ends because it cannot help itself."""
         return self.last_resort is not None and self.last_resort.stuck
 
+    def leave(self) -> None:
+        """Readiness off; new work is still taken, so that a balancer's last requests are answered."""
+        self.engines.leave("the server is about to shut down")
+
     def stop(self) -> None:
         """Readiness off, nothing new is admitted; what runs goes on."""
         self.engines.stop("the server is shutting down")

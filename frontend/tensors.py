@@ -13,14 +13,18 @@ from common.errors import UpstreamBroken
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-def pack(inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str]) -> tuple[bytes, dict[str, str]]:
+def pack(
+    inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str], request_id: str = ""
+) -> tuple[bytes, dict[str, str]]:
     """Body and HTTP headers of an inference with binary tensors both ways; strings are object arrays of bytes."""
     tensors = []
     for name, array in inputs.items():
         tensor = client.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         tensors.append(tensor.set_data_from_numpy(array, binary_data=True))
     wanted = [client.InferRequestedOutput(name, binary_data=True) for name in outputs]
-    body, header_length = client.InferenceServerClient.generate_request_body(tensors, outputs=wanted)
+    body, header_length = client.InferenceServerClient.generate_request_body(
+        tensors, outputs=wanted, request_id=request_id
+    )
     headers = {"Content-Type": "application/octet-stream"}
     return body, headers if header_length is None else headers | {HEADER_LENGTH: str(header_length)}
 

@@ -18,7 +18,7 @@ from yarl import URL
 
 from common.errors import InternalFault, InvalidRequest, NotReady, RequestError, UpstreamBroken, from_text
 from common.wire import CanaryResult, CancelOutcome, CancelReply, Control, EngineStatus, Op, SnapshotReply
-from frontend import tensors
+from frontend import record, tensors, tracing
 from frontend.offload import LARGE_BYTES, offload
 from frontend.repository import SILENCE, Repository
 from frontend.sse import EventReader, parse_object
@@ -143,7 +143,9 @@ class Triton:
         """
         reader = EventReader()
         complete = False
-        async with self._request("POST", f"/v2/models/{model}/generate_stream", json=dict(inputs)) as response:
+        async with self._request(
+            "POST", f"/v2/models/{model}/generate_stream", json=dict(inputs) | _request_id()
+        ) as response:
             if response.content_type != "text/event-stream":
                 object_of(await _read(response))
                 raise UpstreamBroken(f"{model} did not answer with a stream")
@@ -160,7 +162,7 @@ class Triton:
     ) -> dict[str, NDArray[Any]]:
         """One inference with binary tensors; strings are object arrays of bytes. Raises what the engine said."""
         size_bytes = sum(tensors.size_bytes(array) for array in inputs.values())
-        body, headers = await offload(size_bytes, tensors.pack, inputs, outputs)
+        body, headers = await offload(size_bytes, tensors.pack, inputs, outputs, record.current().request_id)
         reply = await self.forward("POST", f"/v2/models/{model}/infer", headers, body)
         if reply.status != 200:
             raise _error_of(parse_object(reply.body), reply.status)
@@ -182,13 +184,18 @@ class Triton:
             return await _read(response)
 
     @asynccontextmanager
-    async def _request(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _request(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, **options: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer whose body is still to be read; left early, its socket is closed, not kept."""
         if self._session is None:
             raise InternalFault("the client of the model server is not started")
         url = URL(self._base_url + path, encoded=True)
         try:
-            async with self._session.request(method, url, allow_redirects=False, **options) as response:
+            headers = dict(headers or {}) | tracing.headers()
+            async with self._session.request(
+                method, url, headers=headers, allow_redirects=False, **options
+            ) as response:
                 yield response
         except TimeoutError:
             raise UpstreamBroken(SILENCE) from None
@@ -196,6 +203,12 @@ class Triton:
             raise NotReady(_UNREACHABLE, retry_after_s=1.0) from None
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken(f"the model server cannot be reached: {type(error).__name__}") from None
+
+
+def _request_id() -> dict[str, str]:
+    """What makes the current request's id that of the model server."""
+    request_id = record.current().request_id
+    return {"id": request_id} if request_id else {}
 
 
 async def _read(response: aiohttp.ClientResponse) -> Reply:

@@ -135,7 +135,16 @@ def command(settings: Settings, binary: Path, backends_dir: Path, repository: Pa
         f"--exit-timeout-secs={triton.exit_timeout_s}",
         f"--backend-config=python,shm-region-prefix-name={shm_prefix(settings)}",
         "--log-format=ISO8601",
+        *tracing(settings.log.traces),
     )
+
+
+def tracing(url: str | None) -> Sequence[str]:
+    """Flags that have the server send its spans to `url`, of requests alone that belong to a trace already."""
+    if url is None:
+        return ()
+    wishes = ("mode=opentelemetry", f"opentelemetry,url={url}", "level=TIMESTAMPS", "rate=0")
+    return tuple(f"--trace-config={wish}" for wish in wishes)
 
 
 def environment(installation: Installation, base: Mapping[str, str]) -> dict[str, str]:

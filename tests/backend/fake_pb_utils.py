@@ -65,6 +65,9 @@ class FakeRequest:
     def requested_output_names(self) -> list[str]:
         return ["mask"]
 
+    def request_id(self) -> str:
+        return "request-1"
+
 
 PB = types.SimpleNamespace(
     TritonError=FakeTritonError,

@@ -10,6 +10,7 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import StreamingResponse
 
+from common import logs
 from common.errors import InvalidRequest, NeverFits, NotNow, RequestError, SettingsError
 from common.settings import Settings
 from frontend import record
@@ -239,20 +240,22 @@ def test_every_end_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> No
             await until(lambda: app.state.waiting == 1)
             gone.cancel()
             await asyncio.wait([gone])
-            await until(lambda: "request id-2" in caplog.text)
+            await until(lambda: "request=id-2" in caplog.text)
             text = rendered(app)
         assert 'model="llama",outcome="ok",route="other"} 1.0' in text
         assert 'outcome="rate_limit_exceeded"' in text
         assert "secret" not in text
 
-    with caplog.at_level(logging.INFO):
+    caplog.handler.setFormatter(logs.formatter("pretty", ""))
+    with caplog.at_level(logging.INFO, "frontend.envelope"):
         run(test)
-    ends = [item.getMessage() for item in caplog.records if item.name == "frontend.envelope"]
-    told = "request id-1 POST /probe/read tenant=anyone model=llama outcome=ok price_bytes=123 seconds="
+    ends = [line for line in caplog.text.splitlines() if "outcome=" in line]
+    told = "POST /probe/read request=id-1 tenant=anyone model=llama outcome=ok price_bytes=123 seconds=0."
     assert ends[0].startswith(told)
-    assert "GET /probe/refuse/{what} tenant=anyone model=none outcome=rate_limit_exceeded" in ends[1]
-    assert "GET none tenant=anyone model=none outcome=not_found" in ends[2]
-    assert "request id-2 GET /probe/wait tenant=anyone model=none outcome=client_closed_request" in ends[3]
+    assert ends[1].startswith("GET /probe/refuse/{what} request=")
+    assert "tenant=anyone model=none outcome=rate_limit_exceeded" in ends[1]
+    assert "tenant=anyone model=none outcome=not_found" in ends[2]
+    assert "GET /probe/wait request=id-2 tenant=anyone model=none outcome=client_closed_request" in ends[3]
     assert len(ends) == 4
     assert "secret" not in " ".join(ends)
 
@@ -268,6 +271,7 @@ def test_a_client_that_leaves_while_it_sends_is_no_fault(caplog: pytest.LogCaptu
             writer.close()
             await until(lambda: "outcome=client_closed_request" in caplog.text)
 
+    caplog.handler.setFormatter(logs.formatter("pretty"))
     with caplog.at_level(logging.INFO):
         run(test)
     assert "ERROR" not in caplog.text
