@@ -188,17 +188,38 @@ def test_a_flood_of_one_tenant_does_not_hold_up_another(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_tenant_that_fills_the_line_leaves_room_for_another(tmp_path: Path) -> None:
+    async def test() -> None:
+        settings = Settings.model_validate({"admission": {"max_waiting": 8}})
+        async with bank(tmp_path, settings) as room:
+            room.llama.go.clear()
+            flood = [asyncio.create_task(_run(room, ALICE, 5)) for _ in range(9)]
+            await until(lambda: room.services.admission.waiting == 8)
+            bob = asyncio.create_task(_run(room, BOB, 6))
+            await until(lambda: any(task.done() for task in flood) or bob.done())
+            room.llama.go.set()
+            await bob
+            ends = await asyncio.gather(*flood, return_exceptions=True)
+            assert [type(end) for end in ends if end is not None] == [NotNow], "the newest of those that wait gave way"
+
+    run(test)
+
+
 def test_a_tenant_runs_only_the_models_it_may_and_what_its_quota_holds(tmp_path: Path) -> None:
     async def test() -> None:
         async with bank(tmp_path) as room:
             with pytest.raises(Forbidden, match="'carol' may not use llama: its key is for unet"):
                 await _run(room, Tenant("carol", models=("unet",)), 5)
             small = Tenant("small", quota_bytes=10)
-            await _run(room, small, 5)
+            room.llama.go.clear()
+            first = asyncio.create_task(_run(room, small, 5))
+            await until(lambda: bool(room.llama.active))
             with pytest.raises(NotNow, match="byte-seconds of its quota") as refusal:
                 await _run(room, small, 5)
             assert (refusal.value.retry_after_s or 0) > 1
             assert refusal.value.numbers["quota_bytes"] == 10
+            room.llama.go.set()
+            await first
             await room.idle()
 
     run(test)
