@@ -37,8 +37,14 @@ class Admission:
     """The gate in front of the ledger; lives on one event loop, like the ledger."""
 
     def __init__(
-        self, ledger: Ledger, settings: AdmissionSettings, clock: Clock, hindsight: Hindsight | None = None
+        self,
+        ledger: Ledger,
+        settings: AdmissionSettings,
+        clock: Clock,
+        hindsight: Hindsight | None = None,
+        passing: type[Reservations] = Reservations,
     ) -> None:
+        """`passing`: the rule by which one may pass another."""
         self.hindsight = hindsight or Hindsight()
         self._ledger = ledger
         self._settings = settings
@@ -50,6 +56,7 @@ class Admission:
         """Lease id -> byte-seconds that its tenant was charged for it in advance."""
         self._arrivals = count()
         self._closed: str | None = None
+        self._passing = passing
         ledger.on_release.append(self._serve)
         ledger.on_end.append(self._reckon)
 
@@ -110,7 +117,7 @@ class Admission:
         if demand.never_fits:
             return Decision(Verdict.NEVER, demand)
         heads = (head.lines for head in self._line.heads(rank))
-        if demand.fits and Reservations(self._ledger, self._clock(), heads).allow(claim):
+        if demand.fits and self._passing(self._ledger, self._clock(), heads).allow(claim):
             if limit_s >= 0 or not any(map(self._ledger.held, claim.lines)):
                 return Decision(Verdict.ADMIT, demand)
             late = f"; it would run for {claim.expected_s:.1f} s, {-limit_s:.1f} s longer than it may"
@@ -157,7 +164,7 @@ class Admission:
         """Grants whatever can be had now, in the order of the line, the refused looking on from their places."""
         if self._closed is not None or not (self._line or self.hindsight):
             return
-        reserved = Reservations(self._ledger, self._clock())
+        reserved = self._passing(self._ledger, self._clock())
         everybody: Iterable[Waiter | Refusal] = merge(self._line, self.hindsight, key=attrgetter("rank"))
         for waiter in everybody:
             if isinstance(waiter, Refusal):
