@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-VRAMGATE = Path(sys.executable).parent / "vramgate"
+UP = (sys.executable, "-c", "from frontend.cli import main; main()", "up")
 UP_S = 600.0
 STOP_S = 20.0
 LOOK_S = 0.05
@@ -46,7 +46,7 @@ class Service:
         named = {f"VRAMGATE_{key.replace('.', '__').upper()}": value for key, value in (ours | dict(settings)).items()}
         with (self.state_dir / "output").open("wb") as output:
             self._process = subprocess.Popen(
-                [VRAMGATE, "up"], env=kept | named, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                UP, env=kept | named, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
 
     def __enter__(self) -> Self:

@@ -113,6 +113,17 @@ def test_only_our_own_shared_memory_is_removed(tmp_path: Path) -> None:
     assert sorted(shm.iterdir()) == sorted(theirs)
 
 
+def test_process_ids_of_an_earlier_server_do_not_stay(tmp_path: Path) -> None:
+    mine = settings(tmp_path)
+    engines = mine.state.dir / "engines"
+    tritonserver.remove_process_ids(mine)
+    engines.mkdir(parents=True)
+    (engines / "llama.pid").write_text("4711", encoding="ascii")
+    (engines / "notes").touch()
+    tritonserver.remove_process_ids(mine)
+    assert [path.name for path in engines.iterdir()] == ["notes"]
+
+
 def test_the_model_repository_beside_the_packages_is_found_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
