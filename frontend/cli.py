@@ -5,7 +5,7 @@ import sys
 import typer
 
 from common.errors import VramgateError
-from frontend.commands import bank, calibrate, keys, profile, service, snapshots, top
+from frontend.commands import bank, calibrate, check, keys, profile, service, snapshots, top
 
 app = typer.Typer(
     help="GPU memory as a bank account, for Llama and UNet behind Triton.",
@@ -13,7 +13,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (service.up, bank.quote, bank.ledger, top.top, calibrate.calibrate, profile.profile, service.doctor):
+COMMANDS = (
+    service.up,
+    check.check,
+    service.doctor,
+    bank.quote,
+    bank.ledger,
+    top.top,
+    profile.profile,
+    calibrate.calibrate,
+)
+for command in COMMANDS:
     app.command()(command)
 app.add_typer(keys.app, name="keys")
 app.add_typer(snapshots.app, name="snapshots")

@@ -66,9 +66,9 @@ def requirements(settings: Settings) -> Iterator[Finding]:
         yield python_library()
         yield shared_memory()
         yield weights(settings)
+        yield card(settings)
     else:
         yield running_triton(settings.triton.url)
-    yield card(settings)
 
 
 def python() -> Finding:

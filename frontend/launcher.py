@@ -25,7 +25,7 @@ from frontend.steps import Steps
 from frontend.supervision import Keeper
 
 DRAIN_S = 2.5
-"""What the frontend gets beyond ``server.drain_s`` and ``server.shutdown_s``: cancelled work ends, the journal is closed."""
+"""What the frontend gets beyond the time for answers: cancelled work ends, the journal is closed."""
 MODEL_SERVER_S = 0.5
 """What is left to tritonserver at the least, when the frontend has used up its own time; what it needs is 2 to 3 s."""
 IMPATIENCE_S = 1.0

@@ -4,11 +4,11 @@ from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from common import settings as settings_module
 from frontend import doctor as checks
 from frontend.commands import options
+from frontend.commands.check import report, show
 from frontend.commands.options import Config, Port, TritonPort
 from frontend.steps import Steps
 
@@ -19,6 +19,7 @@ def up(
     triton_http_port: TritonPort = None,
     triton_grpc_port: TritonPort = None,
     triton_metrics_port: TritonPort = None,
+    check: Annotated[bool, typer.Option("--check", help="Only say whether it could be started.")] = False,
     config: Config = None,
 ) -> None:
     """Start everything; Ctrl-C stops it."""
@@ -33,19 +34,16 @@ def up(
             ("triton", "metrics_port"): triton_metrics_port,
         }
     )
-    launch(settings_module.load(environ), environ, Steps(options.console))
+    settings = settings_module.load(environ)
+    if not check:
+        launch(settings, environ, Steps(options.console))
+    elif not report(settings, options.console):
+        raise typer.Exit(1)
 
 
 def doctor(port: Port = None, config: Config = None) -> None:
     """Check what the service needs; each line says what to do."""
-    marks = {checks.Level.OK: "[green]✓[/]", checks.Level.NOTE: "[yellow]![/]", checks.Level.BAD: "[red]✗[/]"}
-    bad = False
-    for finding in checks.examine(options.load(config, port)):
-        bad = bad or finding.level is checks.Level.BAD
-        text = f"{marks[finding.level]} [bold]{finding.subject}[/]: {escape(finding.says)}"
-        text += f"\n  → {escape(finding.advice)}" if finding.advice else ""
-        options.console.print(text, highlight=False, soft_wrap=True)
-    if bad:
+    if not show(checks.examine(options.load(config, port)), options.console):
         raise typer.Exit(1)
 
 

@@ -107,7 +107,7 @@ def test_with_a_triton_that_runs_elsewhere_nothing_is_asked_of_this_machine(tmp_
     subjects = [
         finding.subject for finding in doctor.requirements(settings(tmp_path, triton=Triton(url="http://[::1]:9")))
     ]
-    assert subjects == ["python", "state", "keys", "triton", "card"]
+    assert subjects == ["python", "state", "keys", "triton"]
     assert len(list(doctor.ports(settings(tmp_path, triton=Triton(url="http://[::1]:9"))))) == 1
 
 
