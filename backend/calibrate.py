@@ -26,7 +26,7 @@ from estimator.llama import LlamaShape
 from estimator.llama import weights_bytes as llama_weights_bytes
 from estimator.plain import Call, GenerateLaw, Peak, path_of
 from estimator.plain_unet import SLOT_BYTES, ForwardLaw, Images
-from estimator.profile import ALLOCATOR_ENV, SPARE_PAGES, Holes, Profile, Setup
+from estimator.profile import ALLOCATOR_ENV, SPARE_BYTES, Holes, Profile, Setup
 from estimator.rounding import LARGE_PAGE_BYTES, SMALL_BYTES, SMALL_PAGE_BYTES, Footprint
 from estimator.shapes import named
 from estimator.unet import UnetShape
@@ -35,8 +35,6 @@ SEED = 20_260
 """Of the chosen runs, so that two calibrations differ in the card alone."""
 SHORTS, LONGS, DECODES, FORWARDS = 20, 40, 15, 90
 """Runs of each path; the maximum of n covers n / (n + 1) of new ones."""
-GUARD = 1.003
-"""On the factors: a hole is only seen once it costs a page, so the largest one is known to about this much."""
 MOST_TOKENS, MOST_PIXELS = 8192, 6_000_000
 _ROOM = 1.35
 """What a run may take of the free memory is its predicted peak times this."""
@@ -162,7 +160,7 @@ def _images(law: ForwardLaw, device: torch.device) -> Iterator[Images]:
     while found < FORWARDS:
         images = Images(log_uniform(dice, 1, 8), *(32 * log_uniform(dice, 8, 64) for _ in range(2)))
         fits = law.peak(images).allocated_bytes * _ROOM < free_bytes
-        if fits and images.batch * images.height * images.width <= MOST_PIXELS:
+        if fits and images.path == "grid" and images.batch * images.height * images.width <= MOST_PIXELS:
             found += 1
             yield images
 
@@ -188,33 +186,29 @@ def _slots(plain: PlainUnet, law: ForwardLaw, device: torch.device) -> int:
 
 def _paths(runs: list[Run]) -> dict[str, Holes]:
     """The factors of each path, by split conformal prediction over the smallest ones that would have sufficed."""
-    found, spare_bytes = {}, SPARE_PAGES * SMALL_PAGE_BYTES
+    found = {}
     for path in sorted({path for path, _, _ in runs}):
         mine = [(peak.pools, measured) for name, peak, measured in runs if name == path]
-        coverage = len(mine) / (len(mine) + 1)
-        small = [
-            _least(m.mapped.small_bytes - spare_bytes, m.free.small_bytes, n.small_bytes, SMALL_PAGE_BYTES)
-            for n, m in mine
-        ]
-        large = [_least(m.mapped.large_bytes, m.free.large_bytes, n.large_bytes, LARGE_PAGE_BYTES) for n, m in mine]
+        coverage, spare_pages = len(mine) / (len(mine) + 1), int(path.endswith(("short", "decode")))
+        spares = (SPARE_BYTES, spare_pages * LARGE_PAGE_BYTES)
+        scores = [(_least(needed, measured, *spares)) for needed, measured in mine]
+        small, large = (max(1.0, one_sided(factors, coverage)) for factors in zip(*scores, strict=True))
         found[path] = Holes(
-            small_factor=_widest(small, coverage),
-            large_factor=_widest(large, coverage),
-            coverage=round(coverage, 4),
-            samples=len(mine),
+            math.ceil(small * 1e4) / 1e4, math.ceil(large * 1e4) / 1e4, spare_pages, round(coverage, 4), len(mine)
         )
     return found
 
 
-def _widest(factors: list[float], coverage: float) -> float:
-    return round(max(1.0, GUARD * one_sided(factors, coverage)), 4)
+def _least(need: Footprint, measured: Measured, small_spare_bytes: int, large_spare_bytes: int) -> tuple[float, float]:
+    """The smallest factors on `need` with which what was mapped would have been predicted, in both pools."""
+    small_bytes = measured.mapped.small_bytes - small_spare_bytes - SMALL_PAGE_BYTES + measured.free.small_bytes
+    large_bytes = measured.mapped.large_bytes - large_spare_bytes - LARGE_PAGE_BYTES + measured.free.large_bytes
+    return _ratio(small_bytes + 1, need.small_bytes), _ratio(large_bytes + 1, need.large_bytes)
 
 
-def _least(mapped_bytes: int, free_bytes: int, need_bytes: int, page_bytes: int) -> float:
-    """The smallest factor on `need_bytes` with which `mapped_bytes` would have been predicted."""
-    if mapped_bytes <= 0 or need_bytes == 0:
-        return 0.0
-    return (mapped_bytes - page_bytes + free_bytes + 1) / need_bytes
+def _ratio(least_bytes: int, need_bytes: int) -> float:
+    """0 where the spares alone suffice."""
+    return max(0, least_bytes) / max(need_bytes, SMALL_PAGE_BYTES)
 
 
 def _standing(device: torch.device, weights_bytes: int) -> tuple[Footprint, int]:

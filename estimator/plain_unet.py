@@ -20,7 +20,7 @@ _TILE = 128
 """Rows and columns of a sum that one multiprocessor works on."""
 _FEW_PIXELS = 336
 """Up to here only a quarter of the slots is in use."""
-_USUAL_PIXELS, _USUAL_STEP = 256, 32
+_USUAL_SIDE, _USUAL_STEP, _USUAL_PIXELS = 256, 32, 100_000
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Images:
 
     @property
     def path(self) -> str:
-        """``grid``: sides from 256 on in steps of 32, where cuDNN chooses alike; ``odd``: the others."""
-        sides = (self.height, self.width)
-        usual = min(sides) >= _USUAL_PIXELS and not any(side % _USUAL_STEP for side in sides)
-        return "grid" if usual else "odd"
+        """``grid``: sides from 256 on in steps of 32, 100,000 pixels or more: there cuDNN chooses alike; else ``odd``."""
+        sides, pixels = (self.height, self.width), self.batch * self.height * self.width
+        usual = min(sides) >= _USUAL_SIDE and not any(side % _USUAL_STEP for side in sides)
+        return "grid" if usual and pixels >= _USUAL_PIXELS else "odd"
 
     def __post_init__(self) -> None:
         if min(self.batch, self.height, self.width) < 1:

@@ -17,11 +17,13 @@ from typing import Any
 from common.errors import SettingsError
 from estimator.llama import LlamaShape
 from estimator.plain import Peak
-from estimator.rounding import SMALL_PAGE_BYTES, Footprint, reserved_bytes
+from estimator.rounding import LARGE_PAGE_BYTES, SMALL_PAGE_BYTES, Footprint, reserved_bytes
 from estimator.unet import UnetShape
 
-SPARE_PAGES = 1
-"""Small pages that every bound holds beside the factors: a few tensors can lie on one page more than they fill."""
+GUARD = 1.01
+"""On every measured factor: a hole is only seen once it costs a page, so the largest is known to about this much."""
+SPARE_BYTES = 2 * SMALL_PAGE_BYTES
+"""Held by every bound beside the factors, for small tensors that no law of shapes lists."""
 ALLOCATOR_ENV = "PYTORCH_CUDA_ALLOC_CONF"
 Shape = LlamaShape | UnetShape
 _SHAPES: Mapping[str, type[LlamaShape] | type[UnetShape]] = {"llama": LlamaShape, "unet": UnetShape}
@@ -47,8 +49,10 @@ class Holes:
 
     small_factor: float
     large_factor: float
+    large_spare_pages: int
+    """Large pages beside the factor, where a pool is so small that its holes do not show in a factor."""
     coverage: float
-    """Share of new calls of this path that the bound is promised to cover."""
+    """Share of new calls of this path that the bound is promised to cover, before the guard and the spares."""
     samples: int
 
 
@@ -75,12 +79,13 @@ class Profile:
         """
         if path not in self.paths:
             raise SettingsError(f"the profile has no path {path!r}; measured were {', '.join(self.paths)}")
-        holes = self.paths[path]
+        holes, widened = self.paths[path], GUARD * widened
         need = Footprint(
             math.ceil(peak.pools.small_bytes * holes.small_factor * widened),
             math.ceil(peak.pools.large_bytes * holes.large_factor * widened),
         )
-        return reserved_bytes(need, self.free) + SMALL_PAGE_BYTES * SPARE_PAGES
+        spare_bytes = SPARE_BYTES + holes.large_spare_pages * LARGE_PAGE_BYTES
+        return reserved_bytes(need, self.free) + spare_bytes
 
     def require(self, setup: Setup, shape: Shape) -> None:
         """Raises SettingsError that names the first field in which the profile is for something else."""
