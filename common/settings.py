@@ -67,6 +67,14 @@ def parse_margin(margin: str, total_bytes: int) -> int:
     return int(TypeAdapter(ByteSize).validate_python(text))
 
 
+def parse_bytes(text: str) -> int:
+    """Bytes of a size such as ``24GiB``; raises SettingsError for what is none."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text.strip()))
+    except ValidationError:
+        raise SettingsError(f"{text!r} is no size such as 24GiB") from None
+
+
 def _read_file(path: Path | None) -> dict[str, Any]:
     if path is None:
         if not DEFAULT_FILE.is_file():

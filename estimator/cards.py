@@ -1,16 +1,15 @@
 """Cards known by name: their bytes, and what the driver keeps of them.
 
 Measured are those of the H200 (NVML v2, driver 580). The others are *nominal*: the memory on the data sheet, less what
-error correction takes where it takes any, and a share for the driver like the one that was measured. A card at hand says
-its own numbers; these are for planning without one. A size such as ``24GiB`` is a nominal card, too.
+error correction takes where it takes any, and a share for the driver like the one that was measured. A card at hand
+says its own numbers; these are for planning without one. A size such as ``24GiB`` is a nominal card, too.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from common.errors import SettingsError
+from common.settings import parse_bytes
 
 GIB = 2**30
 _DRIVER_SHARE = 0.0043
@@ -61,6 +60,6 @@ def named(name: str) -> Card:
     if known is not None:
         return known
     try:
-        return _nominal(name, int(TypeAdapter(ByteSize).validate_python(name)))
-    except ValidationError:
+        return _nominal(name, parse_bytes(name))
+    except SettingsError:
         raise SettingsError(f"there is no card {name!r}; give a size such as 24GiB, or {', '.join(CARDS)}") from None
