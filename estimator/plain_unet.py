@@ -33,7 +33,7 @@ class Images:
 
     @property
     def path(self) -> str:
-        """``grid``: sides from 256 on in steps of 32, 100,000 pixels or more, where cuDNN chooses alike; else ``odd``."""
+        """``grid``: sides from 256 on in steps of 32, 100,000 pixels or more, for cuDNN chooses alike; else ``odd``."""
         sides, pixels = (self.height, self.width), self.batch * self.height * self.width
         usual = min(sides) >= _USUAL_SIDE and not any(side % _USUAL_STEP for side in sides)
         return "grid" if usual and pixels >= _USUAL_PIXELS else "odd"
