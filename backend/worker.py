@@ -3,7 +3,6 @@
 The lock is never held while the device computes or an outlet is called.
 """
 
-import gc
 import logging
 import threading
 from abc import ABC, abstractmethod
@@ -11,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -71,7 +71,7 @@ class Worker(ABC, Generic[Request, Result]):
         """Where work goes on that found no memory here; made when it is first needed."""
         self._question: Future[str] | None = None
         """The canary's next answer, while somebody waits for it."""
-        self._errands: deque[Callable[[], None]] = deque()
+        self._errands: deque[Callable[[], object]] = deque()
         """What the thread does before its next turn."""
         self._ladder = Ladder(device, self._report, books.totals)
         self._warm: Future[None] = Future()
@@ -154,13 +154,11 @@ class Worker(ABC, Generic[Request, Result]):
 
     def retreat(self) -> None:
         """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            self._send(self._retreat)
+        self._send(partial(self._ladder.attempt, "leaving the card", self._retreat))
 
     def advance(self) -> None:
         """See :class:`backend.engine.Engine`."""
-        with self._wake:
-            self._send(self._advance)
+        self._send(self._advance)
 
     def close(self) -> None:
         """See :class:`backend.engine.Engine`."""
@@ -220,10 +218,11 @@ class Worker(ABC, Generic[Request, Result]):
             log.exception("an outlet failed; its request is cancelled")
             self.cancel(work_id)
 
-    def _send(self, errand: Callable[[], None]) -> None:
-        """Has the thread do something before its next turn; the lock is held."""
-        self._errands.append(errand)
-        self._wake.notify()
+    def _send(self, errand: Callable[[], object]) -> None:
+        """Has the thread do something before its next turn."""
+        with self._wake:
+            self._errands.append(errand)
+            self._wake.notify()
 
     def _report(self, work: str, error: Exception) -> None:
         self.on_failure(work, error)
@@ -238,8 +237,6 @@ class Worker(ABC, Generic[Request, Result]):
         except BaseException as error:
             self._warm.set_exception(error)
             return
-        # What is loaded stays: the collector need not look through it again in the middle of the work.
-        gc.freeze()
         self._warm.set_result(None)
         while self._await_work():
             self._lost = self._work()

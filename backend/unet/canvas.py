@@ -74,8 +74,12 @@ class StripPool:
         if count > self.free:
             raise ValueError(f"{count} strips asked of {self.free}")
         taken = [self._free.pop() for _ in range(count)]
-        for part in _parts(taken):
-            self.logits.index_fill_(0, self.indices(part), 0)
+        try:
+            for part in _parts(taken):
+                self.logits.index_fill_(0, self.indices(part), 0)
+        except BaseException:
+            self.give_back(taken)
+            raise
         return taken
 
     def indices(self, strips: list[int]) -> Tensor:

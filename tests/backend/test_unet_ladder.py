@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from backend.unet import host, job
+from backend.unet import answer, host
 from backend.unet.canvas import StripPool
 from backend.unet.engine import UnetEngine, host_engine
 from backend.unet.runner import TileRunner
@@ -216,16 +216,16 @@ def test_an_answer_that_finds_no_memory_is_begun_anew_rung_by_rung(
     network: Pointwise, monkeypatch: pytest.MonkeyPatch, times: int, rung: str | None
 ) -> None:
     left = [times]
-    write = job.Answer.write
+    write = answer.Answer.write
 
-    def failing_write(self: job.Answer, piece: Any) -> None:
+    def failing_write(self: answer.Answer, piece: Any) -> None:
         if piece.rows.start > 0 and left[0]:
             left[0] -= 1
             refuse()
         write(self, piece)
 
     with opened(network) as unet:
-        monkeypatch.setattr(job.Answer, "write", failing_write)
+        monkeypatch.setattr(answer.Answer, "write", failing_write)
         outlet = Recorder()
         unet.submit(request(IMAGES[0], lease("l", canvas_bytes=10**9)), outlet)
         outlet.wait()
@@ -243,20 +243,21 @@ def test_a_canvas_that_finds_no_memory_at_its_start_is_tried_again(
     network: Pointwise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [2]
-    take = StripPool.take
+    indices = StripPool.indices
 
-    def failing_take(self: StripPool, count: int) -> list[int]:
+    def failing_indices(self: StripPool, strips: list[int]) -> torch.Tensor:
         if left[0]:
             left[0] -= 1
             raise MemoryError
-        return take(self, count)
+        return indices(self, strips)
 
     with opened(network) as unet:
-        monkeypatch.setattr(StripPool, "take", failing_take)
+        monkeypatch.setattr(StripPool, "indices", failing_indices)
         outlet = submit(unet, IMAGES[0])
         np.testing.assert_array_equal(outlet.mask, expected(IMAGES[0]))
         assert outlet.statement is not None
         assert outlet.statement.rung == "host_canvas"
+        assert unet._pools.device.free == unet._pools.host.free == STRIPS
 
 
 def test_the_tensors_of_a_failed_batch_are_gone_before_the_next_try(network: Pointwise) -> None:
