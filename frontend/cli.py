@@ -5,7 +5,7 @@ import sys
 import typer
 
 from common.errors import VramgateError
-from frontend.commands import bank, calibrate, check, keys, profile, service, snapshots, top
+from frontend.commands import bank, calibrate, check, keys, plan, profile, service, snapshots, top
 
 app = typer.Typer(
     help="GPU memory as a bank account, for Llama and UNet behind Triton.",
@@ -18,6 +18,7 @@ COMMANDS = (
     check.check,
     service.doctor,
     bank.quote,
+    plan.plan,
     bank.ledger,
     top.top,
     profile.profile,

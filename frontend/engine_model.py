@@ -10,6 +10,11 @@ from itertools import count
 from pathlib import Path
 
 from common.errors import SettingsError
+from estimator import llama
+from estimator.llama import LlamaShape
+
+GUESSED_LENGTH = 512
+"""Tokens of a sequence in a step whose speed is guessed."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,18 @@ class Rates:
             text = f"{path}: no record of bench_llama with decode steps and ttft_ms_1024: {error}"
             raise SettingsError(text) from None
         return cls(tuple(steps), prefill_s / 1024)
+
+    @classmethod
+    def guess(cls, shape: LlamaShape, bytes_per_s: float, flops_per_s: float) -> "Rates":
+        """What a 16-bit model does on a card of that bandwidth and arithmetic.
+
+        A decode step reads the weights and the cached tokens of its batch at three quarters of the bandwidth, a prompt
+        token takes two operations a weight at half of the arithmetic.
+        """
+        weights = llama.weights_bytes(shape, "bfloat16")
+        cached = GUESSED_LENGTH * llama.page_bytes(shape, "bfloat16", 1)
+        steps = tuple((batch, (weights + batch * cached) / (0.75 * bytes_per_s)) for batch in (1, 256))
+        return cls(steps, weights / (0.5 * flops_per_s))
 
     def decode_s(self, batch: int) -> float:
         """Seconds of a step that decodes `batch` sequences; 0 for none."""

@@ -34,6 +34,18 @@ class Held:
         """How it ended, in the words of the journal."""
         return "void" if self.void else "settled" if self.statement else self.fault
 
+    def work(self, now_s: float) -> tuple[float, float, float]:
+        """Units charged, units done, and the seconds they took; zeros where the end says nothing of the engine's pace.
+
+        Work that was cut off at its deadline would have gone on: it is as if it had done all it was charged for.
+        """
+        if self.statement is not None:
+            done = self.statement.output_tokens or self.statement.pixels
+            return self.units, done, self.statement.queue_s + self.statement.run_s
+        if self.fault == DeadlineExceeded.kind.code and not self.void:
+            return self.units, self.units, now_s - self.lease.created_s
+        return 0.0, 0.0, 0.0
+
     def note(self, error: Fault) -> Fault:
         """Remembers what ended it."""
         if isinstance(error, RequestError):

@@ -27,7 +27,7 @@ class Pace:
         return charged * self._seconds / self._done
 
     def observe(self, charged: float, done: float, seconds: float) -> None:
-        """Learns from finished work; work of no units or no time says nothing."""
+        """Learns from work that has ended; work of no units or no time says nothing."""
         if min(charged, done, seconds) <= 0:
             return
         keep = 0.0 if self._guessed else 1 - 1 / MEMORY

@@ -133,5 +133,5 @@ class _Card:
                 outcome.in_time = True
         self.ledger.settle(lease.id)
         outcome.ended_s = self._now_s()
-        if outcome.in_time:
-            self._pace.observe(request.max_tokens, request.output_tokens, outcome.held_s)
+        done = request.output_tokens if outcome.in_time else request.max_tokens
+        self._pace.observe(request.max_tokens, done, outcome.held_s)

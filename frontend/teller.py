@@ -20,7 +20,6 @@ from common.errors import (
 from common.settings import Settings
 from common.wire import UNET_CANVAS, Statement
 from common.wire import Lease as WireLease
-from estimator import llama, unet
 from estimator.price import Price
 from frontend import faults, record, tracing
 from frontend.admission import Admission
@@ -31,6 +30,7 @@ from frontend.journal import Entry, Journal
 from frontend.ledger import Clock, Lease, Ledger
 from frontend.metrics import Metrics
 from frontend.pace import Pace
+from frontend.prices import Prices
 from frontend.quotas import Quotas, Spending
 from frontend.reruns import Flight, Reruns
 from frontend.runs import ImageJob, ImageResult, TextChunk, TextJob, TextRun
@@ -69,6 +69,7 @@ class Teller:
         self._metrics = metrics
         self._settings = settings
         self._clock = clock
+        self.prices = Prices(engines, metrics)
         self._paces = {"llama": Pace(GUESSED_TOKENS_PER_S), "unet": Pace(GUESSED_PIXELS_PER_S)}
         self._reruns = Reruns(engines, metrics, clock)
         self._quotas = Quotas(clock)
@@ -78,12 +79,11 @@ class Teller:
 
     def price_text(self, job: TextJob) -> Price:
         """What the job will add while it runs; raises NotReady while the engine has not said what a page costs."""
-        return llama.price_request(self._engines.llama_limits(), len(job.prompt_ids), job.max_tokens, job.n)
+        return self.prices.text(job)
 
     def price_image(self, job: ImageJob) -> Price:
         """What the job will add while it runs; raises NotReady while the engine has not said how it tiles."""
-        encoded_bytes = len(job.encoded or b"")
-        return unet.price_request(self._engines.unet_limits(), job.height, job.width, encoded_bytes, job.probabilities)
+        return self.prices.image(job)
 
     def expected_s(self, model: str, units: float) -> float:
         """Seconds that so many output tokens (llama) or pixels (unet) are expected to take."""
@@ -237,9 +237,8 @@ class Teller:
         self._metrics.spent(tenant, lease.price.total_bytes * (self._clock() - lease.created_s))
         if statement is not None:
             self._engines.watch(lease.model).prove(lease.boot_id, asyncio.get_running_loop().time())
-            self._metrics.settled(statement)
-            done = statement.output_tokens or statement.pixels
-            self._paces[lease.model].observe(held.units, done, statement.queue_s + statement.run_s)
+            self.prices.settled(lease.price, statement)
+        self._paces[lease.model].observe(*held.work(self._clock()))
 
     def _expire(self, lease_ids: tuple[str, ...]) -> None:
         for lease_id in lease_ids:
