@@ -83,6 +83,10 @@ class Metrics:
         self._tokens.labels("output").inc(statement.output_tokens)
         self._pixels.inc(statement.pixels)
 
+    def observe_widened(self, model: str, ratio: float) -> None:
+        """What the prices of a model are multiplied with at present, since work has used more than it was quoted."""
+        self._widened.labels(_one_of(model, MODELS)).set(ratio)
+
     def price_error(self, model: str, used_bytes: int, quoted_bytes: int) -> None:
         """What was held against what was quoted; nothing is said of work without a quote."""
         if quoted_bytes > 0:
@@ -178,6 +182,9 @@ class Metrics:
         self._queue_wait = self._histogram("queue_wait_seconds", "From pricing to the lease", SECONDS)
         self._refusals = self._counter("refusals", "Requests that admission refused", "reason")
         self._price_error = self._histogram("price_error_ratio", "Bytes held / bytes quoted", RATIOS, "model")
+        self._widened = self._gauge(
+            "price_widened_ratio", "Prices asked / prices by the law; 1 while they hold", "model"
+        )
         self._oom = self._counter(
             "oom", "Times that memory ran out, by the rung that helped; failed: none", "model", "rung"
         )

@@ -28,7 +28,7 @@ def quote(told: Mapping[str, Any]) -> RenderableType:
     for row in told["accounts"]:
         sizes = (size(row[key]) for key in ("price_bytes", "available_bytes", "capacity_bytes"))
         accounts.add_row(row["account"], *sizes)
-    return Group(lines, accounts, Text(_verdict(told), style="bold"))
+    return Group(lines, accounts, Text(_bound(told)), Text(_verdict(told), style="bold"))
 
 
 def ledger(told: Mapping[str, Any]) -> RenderableType:
@@ -46,6 +46,16 @@ def ledger(told: Mapping[str, Any]) -> RenderableType:
         leases.add_row(row["id"], row["model"], row["state"], size(row["total_bytes"]), *ages)
     note = f"{len(told['leases'])} leases, {told['waiting']} waiting, admission {told['closed'] or 'open'}"
     return Group(accounts, engines, *([leases] if told["leases"] else []), Text(note, style="bold"))
+
+
+def _bound(told: Mapping[str, Any]) -> str:
+    drift = told["drift"]
+    if not drift["excesses"]:
+        return "bound: the price itself; no work has used more than it was quoted"
+    return (
+        f"bound: {drift['excesses']} pieces of work used more than they were quoted, {drift['worst']:.3f} times at the"
+        f" most; prices are widened to {drift['widened']:.3f} times"
+    )
 
 
 def _engine(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ async def quote(request: Request, parts: Parts) -> dict[str, Any]:
     """The price of a request that is not run: every line with its reason, and what would become of it now."""
     asked = await read_json(request, (await read_json(request, AnyQuote)).form())
     if isinstance(asked, ImageQuote):
-        return _quote(parts, asked.model, asked.price(parts.engines.unet_limits()))
+        price = parts.teller.prices.widened(asked.model, asked.price(parts.engines.unet_limits()))
+        return _quote(parts, asked.model, price)
     job = await _job(parts, asked)
     tokens = {"prompt_tokens": len(job.prompt_ids), "max_tokens": job.max_tokens, "n": job.n}
     return _quote(parts, asked.model, parts.teller.price_text(job)) | tokens
@@ -93,6 +94,7 @@ def _quote(parts: Services, model: str, price: Price) -> dict[str, Any]:
             for account, price_bytes in price.by_account().items()
         ],
         "total_bytes": price.total_bytes,
+        "drift": asdict(parts.teller.prices.drift(model)),
         "verdict": decision.verdict,
         "decided_by": decision.account or None,
         "retry_after_s": decision.retry_after_s,

@@ -22,6 +22,7 @@ QUOTE = {
         {"account": "llama.pages", "price_bytes": 3 * 2**20, "available_bytes": 2**20, "capacity_bytes": 2**30}
     ],
     "total_bytes": 3 * 2**20,
+    "drift": {"widened": 1.0, "excesses": 0, "worst": 1.0},
     "verdict": "wait",
     "decided_by": "llama.pages",
     "retry_after_s": 1.5,

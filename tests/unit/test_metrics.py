@@ -18,6 +18,7 @@ FAMILIES = {
     "vram_used_ratio",
     "vram_fragmentation_ratio",
     "price_error_ratio",
+    "price_widened_ratio",
     "queue_wait_seconds",
     "refusals",
     "oom",
