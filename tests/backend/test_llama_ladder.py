@@ -42,6 +42,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
+def overlaps(request: pytest.FixtureRequest) -> bool:
+    """Whether a step is launched before the tokens of the one in front are known, as on a card."""
+    return bool(request.param)
+
+
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[int]]:
     with engine_of(settings_of(folder)) as engine:
@@ -69,8 +75,10 @@ def once() -> Fails:
     return lambda step: bool(left) and left.pop()
 
 
-def test_a_step_whose_memory_is_back_is_simply_done_again(folder: Path, expected: list[list[int]]) -> None:
-    with engine_of(settings_of(folder), runner_that_fails(folder, once())) as engine:
+def test_a_step_whose_memory_is_back_is_simply_done_again(
+    folder: Path, expected: list[list[int]], overlaps: bool
+) -> None:
+    with engine_of(settings_of(folder), runner_that_fails(folder, once()), overlaps=overlaps) as engine:
         told = answers(engine)
         assert [answer.ids() for answer in told] == expected
         assert "reclaim" in {answer.statement.rung for answer in told if answer.statement}
@@ -78,9 +86,9 @@ def test_a_step_whose_memory_is_back_is_simply_done_again(folder: Path, expected
         assert engine.footprint().used_bytes == 0
 
 
-def test_steps_that_fit_only_by_halves_are_halved(folder: Path, expected: list[list[int]]) -> None:
+def test_steps_that_fit_only_by_halves_are_halved(folder: Path, expected: list[list[int]], overlaps: bool) -> None:
     runner = runner_that_fails(folder, lambda step: sum(slice_.count for slice_ in step) > 12)
-    with engine_of(settings_of(folder), runner) as engine:
+    with engine_of(settings_of(folder), runner, overlaps=overlaps) as engine:
         told = answers(engine)
         assert [answer.ids() for answer in told] == expected
         assert {answer.statement.rung for answer in told if answer.statement} <= {"none", "halve"}
@@ -88,9 +96,9 @@ def test_steps_that_fit_only_by_halves_are_halved(folder: Path, expected: list[l
         assert "oom_failed" not in engine.footprint().totals
 
 
-def test_where_a_few_sequences_fit_the_newest_wait(folder: Path, expected: list[list[int]]) -> None:
+def test_where_a_few_sequences_fit_the_newest_wait(folder: Path, expected: list[list[int]], overlaps: bool) -> None:
     runner = runner_that_fails(folder, lambda step: len(step) > 2)
-    with engine_of(settings_of(folder), runner) as engine:
+    with engine_of(settings_of(folder), runner, overlaps=overlaps) as engine:
         told = answers(engine)
         assert [answer.error for answer in told] == [None] * len(told)
         assert [answer.ids() for answer in told] == expected
@@ -99,21 +107,16 @@ def test_where_a_few_sequences_fit_the_newest_wait(folder: Path, expected: list[
         assert totals["preemptions"] > 0
 
 
-def with_host(folder: Path, runner: FaultyRunner, **llama: int) -> LlamaEngine:
-    settings = settings_of(folder, **llama)
-    tokenizer = Tokenizer.load(folder)
-    make_host = partial(host_engine, healthy(runner), tokenizer, settings.llama)
-    engine = LlamaEngine(runner, tokenizer, settings.llama, make_host=make_host)
+def with_host(folder: Path, runner: FaultyRunner, overlaps: bool = False) -> LlamaEngine:
+    settings, tokenizer = settings_of(folder), Tokenizer.load(folder)
+    make_host = partial(host_engine, runner, tokenizer, settings.llama)
+    engine = LlamaEngine(runner, tokenizer, settings.llama, overlaps=overlaps, make_host=make_host)
     engine.start()
     return engine
 
 
-def healthy(runner: FaultyRunner) -> FaultyRunner:
-    return runner
-
-
 def test_what_finds_no_memory_at_all_goes_on_on_the_host_with_the_same_tokens(
-    folder: Path, expected: list[list[int]]
+    folder: Path, expected: list[list[int]], overlaps: bool
 ) -> None:
     seen: list[int] = []
 
@@ -121,7 +124,7 @@ def test_what_finds_no_memory_at_all_goes_on_on_the_host_with_the_same_tokens(
         seen.append(len(step))
         return len(seen) > 8
 
-    engine = with_host(folder, runner_that_fails(folder, fails))
+    engine = with_host(folder, runner_that_fails(folder, fails), overlaps)
     try:
         told = answers(engine)
         assert [answer.error for answer in told] == [None] * len(told)
@@ -160,6 +163,30 @@ def test_the_host_takes_only_so_many(folder: Path, monkeypatch: pytest.MonkeyPat
         assert any(isinstance(error, errors.InternalFault) for error in ends)
         assert ends.count(None) >= 2
         assert engine.footprint().used_bytes == 0
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_third_of_all_tries_refused_costs_nobody_the_answer(
+    folder: Path, expected: list[list[int]], overlaps: bool, phase: str
+) -> None:
+    chance = random.Random(4)
+
+    def fails(step: Sequence[Slice]) -> bool:
+        in_phase = any(slice_.is_decode for slice_ in step) == (phase == "decode")
+        return in_phase and chance.random() < 1 / 3
+
+    engine = with_host(folder, runner_that_fails(folder, fails), overlaps)
+    try:
+        for _ in range(2):
+            told = answers(engine)
+            assert [answer.error for answer in told] == [None] * len(told)
+            assert [answer.ids() for answer in told] == expected
+            assert engine.footprint().used_bytes == 0
+            engine.check()
+        assert engine.footprint().totals["oom_reclaim"] > 0
+        assert engine.canary() == ""
     finally:
         engine.close()
 
