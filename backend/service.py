@@ -1,5 +1,6 @@
 """Puts one model's process together: settings, engine, watchdog, control desk, gauges, the way to Triton."""
 
+import gc
 import logging
 import os
 import time
@@ -62,6 +63,8 @@ def start(model: str, pb_utils: Any) -> Service:
     watchdog.on_poll = lambda: gauges.show(desk.status())
     watchdog.poll()
     watchdog.start()
+    # What is loaded stays: the collector need not look through it again in the middle of the work.
+    gc.freeze()
     log.info("%s is loaded and warm after %.1f s", model, time.monotonic() - started_s)
     return Service(adapter.engine, watchdog, host)
 

@@ -67,6 +67,7 @@ def bench_card(figures: Figures, rows: Rows) -> None:
         )
         for figure in ("load_s_cold", "load_s_warm"):
             engine_figures(Settings(llama=llama), figure, figures, rows)
+        vacate()
         torch.cuda.set_per_process_memory_fraction(1.0)
         peer_figures(Path(folder), figures, rows)
 
@@ -207,19 +208,25 @@ def bench_cpu(figures: Figures, rows: Rows) -> None:
 
 @contextmanager
 def opened(settings: Settings, figures: Figures, figure: str) -> Iterator[LlamaEngine]:
-    """A loaded engine; its loading time goes under `figure`, and the device is empty again afterwards."""
+    """A loaded engine, as a service has it; its loading time goes under `figure`."""
+    vacate()
     started_s = time.monotonic()
     engine = llama_engine.load(settings)
+    gc.freeze()
     figures[figure] = time.monotonic() - started_s
     print(figure, figures[figure], flush=True)
     try:
         yield engine
     finally:
         engine.close()
-        del engine
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+
+
+def vacate() -> None:
+    """Takes engines that were closed off the device."""
+    gc.unfreeze()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _decode(runner: Runner, step: list[Slice]) -> list[int]:
