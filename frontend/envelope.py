@@ -13,6 +13,7 @@ from common import logs
 from common.errors import InternalFault, NotReady, RequestError
 from frontend import faults, record, tracing
 from frontend.limits import UNCOUNTED
+from frontend.metrics import ROUTES
 from frontend.record import Record
 from frontend.refusals import respond
 
@@ -78,6 +79,16 @@ def _request_id(scope: Scope) -> str:
     return uuid4().hex
 
 
+def _template(scope: Scope) -> str | None:
+    """Path of the route that served it, as it was declared; the framework names it only for routes of its own kind."""
+    if "route" in scope or "endpoint" not in scope:
+        return getattr(scope.get("route"), "path", None)
+    if scope["path"] in ROUTES:
+        return str(scope["path"])
+    bare = (one for one in scope["app"].routes if getattr(one, "endpoint", None) is scope["endpoint"])
+    return getattr(next(bare, None), "path", None)
+
+
 def _facts(note: Record) -> dict[str, str | int]:
     """What may be told of a request: nothing of what it asked or was answered."""
     lease = {"lease": note.lease} if note.lease else {}
@@ -92,7 +103,7 @@ def _facts(note: Record) -> dict[str, str | int]:
 
 
 def _close(scope: Scope, note: Record, seconds: float) -> None:
-    note.route = getattr(scope.get("route"), "path", note.route)
+    note.route = _template(scope) or note.route
     level = logging.DEBUG if scope["path"] in UNCOUNTED else logging.INFO
     fields = _facts(note) | {"seconds": f"{seconds:.3f}"}
     LOG.log(level, "%s %s", scope["method"], note.route, extra={logs.FIELDS: fields})
