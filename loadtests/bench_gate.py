@@ -12,7 +12,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ import numpy as np
 from loadtests import echo_clients, record, stack
 from loadtests.gate_load import KINDS, Load
 from loadtests.stack import Stack
+from tests.integration.running import free_ports
 
 LEDGER_S = 2.0
 """The ledger has to be idle so soon after the engines."""
@@ -31,6 +33,8 @@ STREAMS = 4
 STREAM_TOKENS = 2**14 - 8
 """More than a stream can get in the time of the measurement; four of them hold all pages."""
 CLIENTS = 32
+PROXY_S = 5.0
+"""For the bare proxy to start."""
 
 
 @dataclass
@@ -120,22 +124,24 @@ async def refusals(folder: Path, seconds: float = 20.0) -> Result:
 
 
 async def overhead(folder: Path, rounds: int = 10, requests: int = 300, seconds: float = 3.0) -> Result:
-    """An inference that costs nothing, straight to the model server and through the frontend, turn by turn."""
+    """An inference that costs nothing: straight to the model server, through the frontend, through a bare proxy."""
     ways: dict[str, dict[str, list[float]]] = {}
-    async with stack.echo(folder).running() as service:
-        urls = {"direct": service.triton_url, "frontend": service.url}
+    async with stack.echo(folder).running() as service, _bare_proxy(service.triton_url) as proxy_url:
+        urls = {"direct": service.triton_url, "frontend": service.url, "bare proxy": proxy_url}
         for url in urls.values():
             await echo_clients.latencies_s(url, requests)
         for _ in range(rounds):
             for name, url in urls.items():
                 way = ways.setdefault(name, {"latencies_s": [], "per_s": []})
                 way["latencies_s"] += await echo_clients.latencies_s(url, requests)
-                way["per_s"].append(await echo_clients.throughput_per_s(url, CLIENTS, seconds))
+                way["per_s"].append(float(await _output("loadtests.echo_clients", url, str(CLIENTS), str(seconds))))
     p50_ms = {name: 1e3 * statistics.median(way["latencies_s"]) for name, way in ways.items()}
     per_s = {name: statistics.median(way["per_s"]) for name, way in ways.items()}
     figures = {
         "overhead_p50_ms_1": p50_ms["frontend"] - p50_ms["direct"],
         "throughput_ratio_32": per_s["frontend"] / per_s["direct"],
+        "bare_proxy_overhead_p50_ms_1": p50_ms["bare proxy"] - p50_ms["direct"],
+        "bare_proxy_throughput_ratio_32": per_s["bare proxy"] / per_s["direct"],
     }
     rows: list[Mapping[str, Any]] = [
         {"name": f"overhead {name}", "p50_ms": p50_ms[name], "per_s": way["per_s"]} for name, way in ways.items()
@@ -170,10 +176,29 @@ async def _rate_per_s(times_s: list[float], seconds: float) -> float:
 
 async def _offer(url: str, seconds: float) -> list[tuple[float, int]]:
     body = json.dumps({"model": "llama", "prompt": [5] * 8, "max_tokens": 64})
-    command = ("-m", "loadtests.offer", f"{url}/v1/completions", str(OFFERED_PER_S), str(seconds), body)
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    told = await _output("loadtests.offer", f"{url}/v1/completions", str(OFFERED_PER_S), str(seconds), body)
+    return [(float(latency_s), int(status)) for latency_s, status in json.loads(told)]
+
+
+async def _output(module: str, *arguments: str) -> str:
+    """What the module prints, run as a process of its own."""
+    command = (sys.executable, "-m", module, *arguments)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
-    return [(float(latency_s), int(status)) for latency_s, status in json.loads(output)]
+    return output.decode()
+
+
+@asynccontextmanager
+async def _bare_proxy(upstream: str) -> AsyncIterator[str]:
+    (port,) = free_ports(1)
+    command = (sys.executable, "-m", "loadtests.baselines.bare_proxy", upstream, str(port))
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        await asyncio.sleep(PROXY_S)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def measure(kills: int, disconnects: int, seconds: float, rounds: int) -> Result:
