@@ -129,14 +129,10 @@ class Books:
         self.jobs.pop(job.id, None)
 
     def adopt(self, job: Job) -> None:
-        """Goes on with a job of other books after the last tile that was taken in, or from the start."""
+        """Goes on with a job of other books that has started, after the last tile that was taken in."""
         self.jobs[job.id] = job
         job.picked = job.done
-        if job.answer is None:
-            job.pool, job.on_host = self._pool, True
-            self._line.append(job)
-        else:
-            self._rotation.append(job)
+        self._rotation.append(job)
 
     def end(self, job: Job, error: errors.RequestError | None) -> None:
         """Takes a job out, with all it holds."""

@@ -9,16 +9,16 @@ from backend.service import EXIT_LOST
 SCRIPT = """
 import threading
 from backend.service import end_process
-from tests.backend.unet_kit import Pointwise, engine, noise, submit
+from tests.backend.unet_kit import Pointwise, Recorder, engine, noise, request
 
 def fall_over(images):
     raise RuntimeError("CUDA error: device-side assert triggered")
 
-network = Pointwise()
+network, outlet = Pointwise(), Recorder()
 unet = engine(network)
 network.before = fall_over
 unet.on_lost = lambda reason: end_process(lambda: print(outlet.wait().error, "|", unet.health().reason, flush=True))
-outlet = submit(unet, noise(5, 5), wait=False)
+unet.submit(request(noise(5, 5)), outlet)
 threading.Event().wait(60)
 """
 
