@@ -92,7 +92,8 @@ class Admission:
         if decision.verdict is Verdict.ADMIT:
             return self._grant(claim)
         if decision.verdict is Verdict.WAIT:
-            return await self._wait(claim, rank, max(limit_s, timeout_s - claim.expected_s))
+            longest_s = max(limit_s, timeout_s - claim.expected_s)
+            return await self._wait(claim, rank, longest_s, decision.forecast_s)
         self._remember(claim, rank, decision)
         raise decision.refusal()
 
@@ -122,15 +123,15 @@ class Admission:
                 return Decision(Verdict.ADMIT, demand)
             late = f"; it would run for {claim.expected_s:.1f} s, {-limit_s:.1f} s longer than it may"
             return Decision(Verdict.NOT_NOW, demand, advice=late)
-        expected_s = self._expected_wait_s(claim, rank)
-        retry_after_s = self._settings.max_wait_s if expected_s is None else expected_s
-        if limit_s <= 0 or (expected_s is not None and CAUTION * expected_s > limit_s):
+        forecast_s = self._forecast_s(claim, rank)
+        expected_s = self._corrected_s(claim, forecast_s)
+        advice = ""
+        if limit_s <= 0 or (forecast_s is not None and CAUTION * expected_s > limit_s):
             surely_s = max(0.0, limit_s) / CAUTION
-            late = f"; it is expected to fit in {retry_after_s:.1f} s and can surely wait for {surely_s:.1f} s"
-            return Decision(Verdict.NOT_NOW, demand, retry_after_s, late)
-        if not self._line.has_room(claim, rank, self._settings):
-            return Decision(Verdict.NOT_NOW, demand, retry_after_s, f", and {self.waiting} requests wait already")
-        return Decision(Verdict.WAIT, demand, retry_after_s)
+            advice = f"; it is expected to fit in {expected_s:.1f} s and can surely wait for {surely_s:.1f} s"
+        elif not self._line.has_room(claim, rank, self._settings):
+            advice = f", and {self.waiting} requests wait already"
+        return Decision(Verdict.NOT_NOW if advice else Verdict.WAIT, demand, expected_s, forecast_s, advice)
 
     def _rank(self, claim: Claim) -> Rank:
         finish = self._shares.span(claim.caller, claim.byte_seconds).finish
@@ -138,15 +139,13 @@ class Admission:
 
     def _remember(self, claim: Claim, rank: Rank, decision: Decision) -> None:
         """Watches a refused request to see whether it was told the right time."""
-        forecast_s = self._forecast_s(claim, rank)
-        if forecast_s is not None and decision.retry_after_s is not None:
-            self.hindsight.add(Refusal(claim, rank, self._clock(), forecast_s, decision.retry_after_s))
+        if decision.forecast_s is not None and decision.retry_after_s is not None:
+            self.hindsight.add(Refusal(claim, rank, self._clock(), decision.forecast_s, decision.retry_after_s))
 
-    async def _wait(self, claim: Claim, rank: Rank, limit_s: float) -> Lease:
+    async def _wait(self, claim: Claim, rank: Rank, limit_s: float, forecast_s: float | None) -> Lease:
         if not self._line.has_room(claim, None, self._settings):
             self._turn_away(self._line.last, ", and others go before it in a full line")
         loop = asyncio.get_running_loop()
-        forecast_s = self._forecast_s(claim, rank)
         span = self._shares.enter(claim.caller, claim.byte_seconds)
         waiter = Waiter(claim, rank, span, self._clock(), forecast_s, loop.create_future())
         self._line.add(waiter)
@@ -231,8 +230,7 @@ class Admission:
 
     def _turn_away(self, waiter: Waiter, advice: str) -> None:
         """Refuses one that waits; its task takes it out of the line."""
-        expected_s = self._expected_wait_s(waiter.claim, waiter.rank)
-        retry_after_s = self._settings.max_wait_s if expected_s is None else expected_s
+        retry_after_s = self._corrected_s(waiter.claim, self._forecast_s(waiter.claim, waiter.rank))
         waiter.grant.set_exception(self._ledger.demand(waiter.lines).refusal(advice, retry_after_s))
 
     def _give_back(self, waiter: Waiter) -> None:
@@ -246,14 +244,15 @@ class Admission:
             self._shares.correct(waiter.claim.caller, waiter.claim.byte_seconds)
             self._serve()
 
-    def _expected_wait_s(self, claim: Claim, rank: Rank) -> float | None:
-        """None where something holds bytes that no lease accounts for, so that nobody can tell."""
-        forecast_s = self._forecast_s(claim, rank)
-        size = forecast.Size.of(self._ledger, claim.lines)
-        return None if forecast_s is None else forecast_s * self._corrections.factor(size)
-
     def _forecast_s(self, claim: Claim, rank: Rank) -> float | None:
+        """None where something holds bytes that no lease accounts for, so that nobody can tell."""
         return forecast.wait_s(self._ledger, claim.lines, self._line.ahead_of(rank), self._clock())
+
+    def _corrected_s(self, claim: Claim, forecast_s: float | None) -> float:
+        """Seconds that it is expected to wait; the longest wait where nobody can tell."""
+        if forecast_s is None:
+            return self._settings.max_wait_s
+        return forecast_s * self._corrections.factor(forecast.Size.of(self._ledger, claim.lines))
 
     def _learn(self, claim: Claim, forecast_s: float | None, waited_s: float) -> None:
         if forecast_s is not None:

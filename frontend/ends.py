@@ -56,7 +56,8 @@ class Ends:
 
     def first(self) -> End | None:
         """The soonest."""
-        return next(iter(self), None)
+        ends = self._chunks[0].ends
+        return ends[0] if ends else None
 
     def freeing(self, size_bytes: int) -> float | None:
         """When so many bytes are expected to have come back; None where all leases together hold less."""

@@ -29,6 +29,8 @@ class Decision:
     """Of the account that decided, or the one that the price weighs heaviest on."""
     retry_after_s: float | None = None
     """Seconds until the price is expected to fit, at a guess if need be; None where it fits now or never."""
+    forecast_s: float | None = None
+    """The same before any correction; None where nobody can tell."""
     advice: str = ""
     """Why it is not admitted, in words."""
 
