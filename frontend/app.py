@@ -10,6 +10,7 @@ from common.settings import Settings
 from frontend import keyfile, refusals
 from frontend.access import Door, KeyRing
 from frontend.envelope import Envelope
+from frontend.express import Express
 from frontend.limits import Backstop, BodyLimit
 from frontend.routes import bank, health, kserve, openai, predict, segment
 from frontend.services import Services, open_services
@@ -36,13 +37,12 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     if services is not None:
         app.state.services = services
     # the last added is the outermost
+    app.add_middleware(Express, paths=kserve.INFER_PATHS, endpoint=kserve.infer)
     app.add_middleware(BodyLimit, max_bytes=settings.server.max_body_bytes, pause_s=settings.server.request_timeout_s)
     app.add_middleware(Backstop, max_requests=settings.server.max_connections)
     app.add_middleware(Door, keys=keys)
     app.add_middleware(Envelope)
     refusals.install(app)
-    for path in kserve.INFER_PATHS:  # before all others, so that nothing is asked first
-        app.add_route(path, kserve.infer, methods=["POST"])
     for routes in (openai, segment, kserve, predict, bank, health):
         app.include_router(routes.router)
     return app

@@ -5,13 +5,13 @@ either in the header (``data``) or behind it (parameter ``binary_data_size``), i
 are only ever passed on as views.
 """
 
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
+from pydantic_core import from_json, to_json
 
 from common.errors import BodyTooLarge, Forbidden, InvalidRequest, RequestError, UnsupportedMedia, UpstreamBroken
 from frontend.forms import Form, parse_json
@@ -130,7 +130,7 @@ def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memor
     view = memoryview(body)
     try:
         length = len(view) if header_length is None else _parse_length(header_length, len(view))
-        header = json.loads(bytes(view[:length]))
+        header = from_json(bytes(view[:length]))
     except (ValueError, InvalidRequest):
         header = None
     if not isinstance(header, dict):
@@ -140,7 +140,7 @@ def split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memor
 
 def join(header: Mapping[str, Any], binary: Sequence[bytes | memoryview] | None) -> WireBody:
     """A body out of its JSON header and the bytes of its binary tensors; None says that it has none. Blocking."""
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = to_json(header)
     if binary is None:
         return WireBody(text, {"Content-Type": "application/json"})
     headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(len(text))}
