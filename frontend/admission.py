@@ -27,7 +27,7 @@ from frontend.verdict import Decision, Verdict
 
 __all__ = ["Admission", "Decision", "Verdict"]
 
-CAUTION = 1.2
+CAUTION = 1.5
 """Nobody joins the line whose expected wait, so many times over, is longer than it can wait."""
 LONG = 3.0
 """Work is given so many times its expected duration to end in time, where it could last as long."""

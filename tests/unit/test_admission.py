@@ -24,8 +24,8 @@ def test_the_verdict_says_now_soon_later_or_never() -> None:
             Verdict.NEVER,
         ]
         assert [decision.retry_after_s for decision in asked.values()] == [None, 4.0, 4.0, None]
-        assert gate.admission.ask(price(pages=41), wait_s=4.7).verdict is Verdict.NOT_NOW
-        assert gate.admission.ask(price(pages=41), wait_s=4.8).verdict is Verdict.WAIT
+        assert gate.admission.ask(price(pages=41), wait_s=5.9).verdict is Verdict.NOT_NOW
+        assert gate.admission.ask(price(pages=41), wait_s=6.0).verdict is Verdict.WAIT
         decision = asked[41]
         assert decision.demand == Demand(PAGES, 41, 40, 100)
         assert gate.ledger.held(PAGES) == 60, "asking takes nothing"
