@@ -134,6 +134,7 @@ class GenerateLaw:
             ("queries and attention output", 2, tokens * self._q_width),
             ("keys and values, repeated for each query head", 2 * self._shared, tokens * self._q_width),
             ("mask in the model's dtype", 1, tokens * _padded(call.prompt_tokens) * self._e),
+            ("the kernel's seeds", 2, 8),
         ]
 
     def _scores(self, call: Call) -> list[Tensors]:
@@ -147,6 +148,7 @@ class GenerateLaw:
             ("which scores are masked", 1, scores),
             ("causal mask in float32", 1, 4 * call.prompt_tokens**2),
             ("which rows are masked", 1, heads * tokens),
+            ("a scalar", 1, 4),
         ]
 
     def _grow(self, call: Call) -> list[Tensors]:
@@ -166,6 +168,7 @@ class GenerateLaw:
             ("queries and attention output of a step", 2, call.batch * self._q_width),
             ("keys and values, repeated for each query head", 2 * self._shared, rows * self._q_width),
             ("mask in the model's dtype", 1, call.batch * _padded(self._end(call)) * self._e),
+            ("the kernel's seeds", 2, 8),
         ]
 
     def _scored_decode(self, call: Call) -> list[Tensors]:

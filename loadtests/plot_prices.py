@@ -40,6 +40,7 @@ def _peaks(panel: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
         panel.scatter(sizes_mib, off_kib, s=9, alpha=0.6, label=f"{what}: {exact} of {len(mine)} to the byte")
     panel.set(xscale="log", xlabel="measured peak, MiB", ylabel="|predicted - measured|, KiB", title="allocated peak")
     panel.set_yscale("symlog", linthresh=0.5)
+    panel.set_ylim(bottom=-0.2)
     panel.legend(fontsize=7)
 
 
