@@ -16,6 +16,7 @@ FULL = 0.9
 LEASES = 8
 STATEMENTS = 8
 ID_COLUMNS = 8
+"""The end of an id: the beginning is that of the process."""
 WORD_COLUMNS = 13
 
 
@@ -82,7 +83,7 @@ def _leases(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         state = Text(row["state"], "yellow" if row["state"] == "abandoned" else "")
         sizes = (_short(row["total_bytes"]), _short(row.get("engine_held_bytes")))
         times = (_seconds(row["age_s"]), _seconds(row["expected_left_s"]))
-        table.add_row(row["id"][:ID_COLUMNS], row["model"], state, *sizes, *times)
+        table.add_row(row["id"][-ID_COLUMNS:], row["model"], state, *sizes, *times)
     more = len(rows) - LEASES
     return Group(table, Text(f"and {more} more", "dim")) if more > 0 else table
 
@@ -100,7 +101,7 @@ def _statements(rows: Sequence[Mapping[str, Any]], now_s: float) -> RenderableTy
             rung = "" if told["rung"] == "none" else told["rung"]
             times = (_seconds(told["queue_s"]), _seconds(told["run_s"]))
             figures = (_short(told["quoted_bytes"]), _short(told["held_bytes"]), rung, *times)
-        table.add_row(row["lease"][:ID_COLUMNS], row["model"], outcome, *figures, _seconds(now_s - row["time_s"]))
+        table.add_row(row["lease"][-ID_COLUMNS:], row["model"], outcome, *figures, _seconds(now_s - row["time_s"]))
     return table
 
 

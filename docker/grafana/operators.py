@@ -111,8 +111,8 @@ OPERATORS = page(
                     height=5,
                 ),
                 Panel(
-                    "Restarts and canaries",
-                    "Processes brought back, and answers to a known question, in 15 minutes.",
+                    "Restarts, canaries, breaker",
+                    "In 15 minutes: processes brought back, wrong answers to a known question, seconds with an open breaker.",
                     "short",
                     (
                         ("increase(vramgate_engine_restarts_total[15m])", "{{model}} restarts"),
@@ -162,7 +162,7 @@ OPERATORS = page(
                     "Refused, by reason",
                     "Refusals of admission a second.",
                     "reqps",
-                    (rate("vramgate_refusals_total", "reason"),),
+                    ((or_zero("sum by (reason) (rate(vramgate_refusals_total[1m]))", "reason"), "{{reason}}"),),
                     stack=True,
                 ),
                 Panel(
@@ -181,7 +181,12 @@ OPERATORS = page(
                     "Rungs in 15 minutes",
                     "Which fallback answered how often.",
                     "short",
-                    (("sum by (model, rung) (increase(vramgate_oom_total[15m]))", "{{model}} {{rung}}"),),
+                    (
+                        (
+                            or_zero("sum by (model, rung) (increase(vramgate_oom_total[15m]))", "rung"),
+                            "{{model}} {{rung}}",
+                        ),
+                    ),
                     stack=True,
                 ),
                 Panel(

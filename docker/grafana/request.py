@@ -1,6 +1,6 @@
 """The page of a request's life."""
 
-from panels import AMBER, RED, Panel, Row, page, quantiles, rate
+from panels import AMBER, RED, Panel, Row, or_zero, page, quantiles, rate
 
 REQUEST = page(
     "vramgate-request",
@@ -79,7 +79,7 @@ REQUEST = page(
                     "Refusals",
                     "By reason, a second.",
                     "reqps",
-                    (rate("vramgate_refusals_total", "reason"),),
+                    ((or_zero("sum by (reason) (rate(vramgate_refusals_total[1m]))", "reason"), "{{reason}}"),),
                     stack=True,
                 ),
             ),
