@@ -1,6 +1,8 @@
 """What Prometheus is told: families of fixed names whose labels come from fixed sets, so no client can add a series."""
 
 import time
+from functools import cache
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -9,6 +11,8 @@ from common.errors import REQUEST_ERRORS
 from common.wire import ACCOUNTS, Breaker, EngineStatus, Statement
 from frontend.ledger import Clock, LeaseState, Ledger
 from frontend.tenants import UNNAMED
+
+Family = TypeVar("Family", Counter, Histogram)
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 OTHER = "other"
@@ -235,13 +239,19 @@ class Metrics:
                 self._oom.labels(model, rung)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"vramgate_{name}", text, labels, registry=self._registry)
+        return _remembering(Counter(f"vramgate_{name}", text, labels, registry=self._registry))
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"vramgate_{name}", text, labels, registry=self._registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(f"vramgate_{name}", text, labels, registry=self._registry, buckets=buckets)
+        return _remembering(Histogram(f"vramgate_{name}", text, labels, registry=self._registry, buckets=buckets))
+
+
+def _remembering(family: Family) -> Family:
+    """The family, whose series are found without a lock: the sets of labels are fixed, so there are few."""
+    family.labels = cache(family.labels)  # type: ignore[method-assign]
+    return family
 
 
 def route_label(route: str) -> str:
