@@ -76,6 +76,10 @@ class Metrics:
         """A tenant, by its name in the key file, has held so many byte-seconds."""
         self._tenant_byte_seconds.labels(tenant).inc(byte_s)
 
+    def looked_back(self, predicted_s: float, real_s: float) -> None:
+        """A refused request, told to come back after `predicted_s`, would have started after `real_s`."""
+        self._retry_after.observe(real_s / predicted_s)
+
     def refused(self, reason: str) -> None:
         """Admission said no; `reason` is the error's code."""
         self._refusals.labels(_one_of(reason, REASONS)).inc()
@@ -185,6 +189,9 @@ class Metrics:
         self._first_token = self._histogram("time_to_first_token_seconds", "From pricing to the first text", SECONDS)
         self._queue_wait = self._histogram("queue_wait_seconds", "From pricing to the lease", SECONDS)
         self._refusals = self._counter("refusals", "Requests that admission refused", "reason")
+        self._retry_after = self._histogram(
+            "retry_after_ratio", "Seconds until a refused request would have started / seconds it was told", RATIOS
+        )
         self._price_error = self._histogram("price_error_ratio", "Bytes held / bytes quoted", RATIOS, "model")
         self._widened = self._gauge(
             "price_widened_ratio", "Prices asked / prices by the law; 1 while they hold", "model"

@@ -129,6 +129,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     ledger.set_capacity(CARD, 0)
     admission = Admission(ledger, settings.admission, clock)
     metrics = Metrics()
+    admission.hindsight.on_known.append(lambda refusal, real_s: metrics.looked_back(refusal.predicted_s, real_s))
     triton = Triton(settings.triton.address, settings.triton.admin_key, grpc_address=settings.triton.grpc_address)
     stubs = Stubs(shm_prefix(settings)) if settings.triton.url is None else None
     engines = Engines(

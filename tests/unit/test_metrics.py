@@ -20,6 +20,7 @@ FAMILIES = {
     "price_error_ratio",
     "price_widened_ratio",
     "queue_wait_seconds",
+    "retry_after_ratio",
     "refusals",
     "oom",
     "requests",
@@ -165,6 +166,13 @@ def test_an_exact_price_stands_in_the_bucket_that_ends_at_one() -> None:
     seen = values(metrics)
     buckets = {key[1]: seen[key] for key in seen if key[0] == "vramgate_price_error_ratio_bucket"}
     assert (buckets["0.99"], buckets["1.0"], buckets["1.01"], buckets["+Inf"]) == (1, 2, 3, 4)
+
+
+def test_the_error_of_retry_after_is_the_real_time_over_the_told_one() -> None:
+    metrics = Metrics()
+    metrics.looked_back(predicted_s=10.0, real_s=12.0)
+    seen = values(metrics)
+    assert (seen["vramgate_retry_after_ratio_sum",], seen["vramgate_retry_after_ratio_count",]) == (1.2, 1)
 
 
 def test_accounts_follow_the_ledger_down_to_zero() -> None:
