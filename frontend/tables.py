@@ -7,6 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from estimator.price import Line, Price
+from frontend.offer import Offer, PlainOffer
+
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -21,14 +24,32 @@ def size(bytes_: float) -> str:
 
 def quote(told: Mapping[str, Any]) -> RenderableType:
     """The answer of ``POST /v1/quote``: what each byte is for, and what would become of the request now."""
-    lines = _table("account", "bytes", "", "why")
-    for line in told["lines"]:
-        lines.add_row(line["account"], f"{line['bytes']:,}", size(line["bytes"]), line["why"])
+    lines = _price(Price(tuple(Line(**line) for line in told["lines"])))
     accounts = _table("account", "price", "available", "capacity")
     for row in told["accounts"]:
         sizes = (size(row[key]) for key in ("price_bytes", "available_bytes", "capacity_bytes"))
         accounts.add_row(row["account"], *sizes)
     return Group(lines, accounts, Text(_bound(told)), Text(_verdict(told), style="bold"))
+
+
+def offer(told: Offer) -> RenderableType:
+    """An engine that could be loaded: what it would stand on, its pages, and what a request would draw."""
+    limits = told.limits
+    source = "measured" if told.card.measured else "nominal"
+    notes = [f"{told.card.name} ({source}): {told.equation}"]
+    notes.append(f"{limits.pages:,} pages of {limits.page_tokens} tokens, {size(limits.pages * limits.page_bytes)}")
+    parts: list[RenderableType] = [_price(told.standing), *map(Text, notes)]
+    if told.request is not None:
+        verdict = f"{told.at_once:,} such requests at once" if told.at_once else "such a request never fits"
+        parts += [_price(told.request), Text(verdict, style="bold")]
+    return Group(*parts)
+
+
+def plain_offer(told: PlainOffer) -> RenderableType:
+    """A call of a plain model: its peak, tensor by tensor, and the bound on what it reserves."""
+    bound = "unknown" if told.bound_bytes is None else f"{told.bound_bytes:,} B ({size(told.bound_bytes)})"
+    total = f"{told.price.total_bytes:,} B ({size(told.price.total_bytes)}) at the peak, over the weights"
+    return Group(_price(told.price), Text(total, style="bold"), Text(f"bound on reserved: {bound}; {told.measured_on}"))
 
 
 def ledger(told: Mapping[str, Any]) -> RenderableType:
@@ -46,6 +67,13 @@ def ledger(told: Mapping[str, Any]) -> RenderableType:
         leases.add_row(row["id"], row["model"], row["state"], size(row["total_bytes"]), *ages)
     note = f"{len(told['leases'])} leases, {told['waiting']} waiting, admission {told['closed'] or 'open'}"
     return Group(accounts, engines, *([leases] if told["leases"] else []), Text(note, style="bold"))
+
+
+def _price(price: Price) -> Table:
+    lines = _table("account", "bytes", "", "why")
+    for line in price.lines:
+        lines.add_row(line.account, f"{line.bytes:,}", size(line.bytes), line.why)
+    return lines
 
 
 def _bound(told: Mapping[str, Any]) -> str:

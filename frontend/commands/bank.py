@@ -11,7 +11,7 @@ from rich.live import Live
 from common import image_header
 from common.errors import VramgateError
 from common.settings import Settings
-from frontend import tables
+from frontend import offer, plan, tables
 from frontend.commands import options
 from frontend.commands.options import Config, Port, Url
 
@@ -24,11 +24,25 @@ def quote(
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     n: Annotated[int, typer.Option(min=1, help="How many answers.")] = 1,
     image: Annotated[Path | None, typer.Option(help="Or an image to segment.", metavar="FILE")] = None,
+    shape: Annotated[str | None, typer.Option(help="Without a service: a model by name.", metavar="MODEL")] = None,
+    card: Annotated[str, typer.Option(help="The card it would run on, by name or size.")] = "24GiB",
+    plain: Annotated[bool, typer.Option("--plain", help="As a plain transformers model, n prompts at once.")] = False,
+    padded: Annotated[bool, typer.Option("--padded", help="Whether its prompts are filled up to one length.")] = False,
     port: Port = None,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Say what a request would cost, byte by byte, without running it."""
+    if shape is not None:
+        settings, known = options.load(config, port), plan.shape_of(shape)
+        if plain:
+            call = offer.call_of(n, prompt_tokens, max_tokens, padded)
+            told = tables.plain_offer(offer.of_plain(known, settings.llama.dtype_on("cuda"), call))
+        else:
+            request = (prompt_tokens, max_tokens or settings.llama.default_max_tokens, n) if prompt_tokens else None
+            told = tables.offer(offer.of_engine(settings, known, card, request))
+        options.console.print(told)
+        return
     if [prompt, prompt_tokens, image].count(None) != 2:
         raise VramgateError("quote: give one of --prompt, --prompt-tokens and --image")
     if image is not None:
