@@ -5,39 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from common.errors import SettingsError
 from common.settings import Settings
 from common.wire import LlamaLimits
 from estimator import grants, llama, shapes
+from estimator.cards import Card
 from estimator.llama import LlamaShape
 from frontend.admission import Admission
 from frontend.engine_model import Rates
 from frontend.simulation import Outcome, Simulation
 from frontend.trace import Request
-
-RESERVED_SHARE = 0.0045
-"""Of a card that is only known by its size: what its driver holds (615 MiB of an H200's 141 GB were measured)."""
-
-
-@dataclass(frozen=True)
-class Card:
-    """A card, before anything runs on it."""
-
-    name: str
-    total_bytes: int
-    reserved_bytes: int
-    """Held by the driver."""
-
-    @classmethod
-    def named(cls, text: str) -> "Card":
-        """The card of that size (``24GiB``); raises SettingsError."""
-        try:
-            total_bytes = int(TypeAdapter(ByteSize).validate_python(text))
-        except ValidationError:
-            raise SettingsError(f"--card {text}: give its memory in bytes, such as 24GiB") from None
-        return cls(text, total_bytes, int(RESERVED_SHARE * total_bytes))
 
 
 @dataclass(frozen=True)

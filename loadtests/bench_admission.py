@@ -27,6 +27,7 @@ from typing import Any
 from common.errors import RequestError
 from common.sections import Admission as AdmissionSettings
 from common.settings import Settings
+from estimator import cards
 from estimator.price import Line, Price
 from estimator.shapes import named
 from frontend import trace
@@ -34,7 +35,7 @@ from frontend.admission import Admission
 from frontend.claim import Claim
 from frontend.engine_model import Rates
 from frontend.ledger import Ledger
-from frontend.plan import Card, limits_on
+from frontend.plan import limits_on
 from loadtests import ledger_walk, record
 from loadtests.admission_study import Study
 
@@ -85,7 +86,7 @@ def laws(walks: int) -> tuple[Figures, Rows]:
 
 def replays(share: float) -> tuple[Figures, Rows]:
     """Both traces at all loads."""
-    limits = limits_on(Settings(), named("llama-3.1-8b"), Card.named("24GiB"))
+    limits = limits_on(Settings(), named("llama-3.1-8b"), cards.named("24GiB"))
     rates = Rates.from_record(record.RESULTS / "llama_h200.json")
     rows: Rows = []
     for name in TRACES:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from common import settings as settings_module
+from estimator import cards
 from frontend import plan as planner
 from frontend import plan_views, trace
 from frontend.commands import options
@@ -15,7 +16,9 @@ from frontend.engine_model import Rates
 
 def plan(
     config: Annotated[str, typer.Option(help="Model: a known name (llama-3-8b) or a config.json.", metavar="MODEL")],
-    card: Annotated[list[str], typer.Option(help="Memory of a card, such as 24GiB; may be given repeatedly.")],
+    card: Annotated[
+        list[str], typer.Option(help="A card by name (l4, rtx 4090) or by its memory (24GiB); may be repeated.")
+    ],
     requests: Annotated[
         Path, typer.Option("--trace", help="CSV with arrival_s, prompt_tokens, output_tokens[, max_tokens].")
     ],
@@ -36,7 +39,7 @@ def plan(
     speed = Rates.from_record(rates) if rates else Rates.guess(shape, bandwidth * 1e9, tflops * 1e12)
     speed = replace(speed, max_batch=conf.llama.max_batch, step_tokens=conf.llama.step_tokens)
     rows = trace.faster(trace.read(requests, max_tokens), faster)
-    plans = [planner.make(conf, shape, planner.Card.named(name), rows, speed, timeout) for name in card]
+    plans = [planner.make(conf, shape, cards.named(name), rows, speed, timeout) for name in card]
     source = f"measured: {rates}" if rates else f"guessed from {bandwidth:g} GB/s and {tflops:g} TFLOP/s"
     options.console.print(plan_views.table(plans))
     options.console.print(

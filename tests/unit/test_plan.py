@@ -7,17 +7,18 @@ from typer.testing import CliRunner
 
 from common.errors import SettingsError
 from common.settings import Settings
+from estimator import cards
 from estimator.shapes import named
 from frontend.cli import app
 from frontend.engine_model import Rates
-from frontend.plan import Card, limits_on, make, shape_of
+from frontend.plan import limits_on, make, shape_of
 from frontend.trace import Request
 
 LLAMA = named("llama-3-8b")
 
 
 def test_the_pages_of_a_card_fill_what_the_weights_leave() -> None:
-    small, large = (limits_on(Settings(), LLAMA, Card.named(size)) for size in ("24GiB", "40GiB"))
+    small, large = (limits_on(Settings(), LLAMA, cards.named(size)) for size in ("24GiB", "40GiB"))
     assert small.page_bytes == 32 * 2**20
     assert 90 < small.pages < 130
     assert large.pages - small.pages == pytest.approx((16 - 0.6) * 32, abs=3), "16 GiB more, less margin and driver"
@@ -25,15 +26,15 @@ def test_the_pages_of_a_card_fill_what_the_weights_leave() -> None:
 
 def test_a_card_too_small_for_the_weights_says_so_with_the_equation() -> None:
     with pytest.raises(SettingsError, match=r"16GiB: the weights take 16,060,522,496 bytes.*llama"):
-        limits_on(Settings(), LLAMA, Card.named("16GiB"))
-    with pytest.raises(SettingsError, match="in bytes, such as 24GiB"):
-        Card.named("a large one")
+        limits_on(Settings(), LLAMA, cards.named("16GiB"))
+    with pytest.raises(SettingsError, match="give a size such as 24GiB"):
+        cards.named("a large one")
 
 
 def test_a_larger_card_refuses_less_and_lets_wait_less() -> None:
     crowd = [Request(0.01 * index, 2000, 500, 1000) for index in range(150)]
     rates = Rates(((1, 0.02), (64, 0.03)), 0.00001)
-    small, large = (make(Settings(), LLAMA, Card.named(size), crowd, rates, 30.0) for size in ("22GiB", "48GiB"))
+    small, large = (make(Settings(), LLAMA, cards.named(size), crowd, rates, 30.0) for size in ("22GiB", "48GiB"))
     assert small.at_once_share < large.at_once_share
     assert small.in_time_share < large.in_time_share
     assert small.refused_share("at_once") > large.refused_share("at_once")
