@@ -87,7 +87,8 @@ def waits(runs: Sequence[Run], campaign: Campaign) -> bytes:
             first.set_xlabel(f"s to the first token, {phase.name}")
             whole.set_xlabel(f"s to the whole good answer, {phase.name}")
             first.set_ylabel("% of them")
-            first.legend(frameon=False, fontsize=8)
+            if first.lines:
+                first.legend(frameon=False, fontsize=8)
     return drawn.png
 
 
@@ -126,7 +127,8 @@ def memory(run: Run) -> bytes:
         axes.set_xlabel("s")
         axes.set_ylabel("MiB")
         axes.set_ylim(bottom=0)
-        axes.figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=8)
+        if axes.lines:
+            axes.figure.legend(loc="outside upper center", ncols=4, frameon=False, fontsize=8)
     return drawn.png
 
 
@@ -161,7 +163,8 @@ def resident(run: Run) -> bytes:
             ]
             axes.plot(*zip(*points, strict=True), label=role, linewidth=1.2)
         axes.set(xlabel="s", ylabel="resident MiB", ylim=(0, None))
-        axes.figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+        if axes.lines:
+            axes.figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
     return drawn.png
 
 
@@ -179,10 +182,11 @@ def _memory_lines(run: Run) -> list[tuple[str, str, Callable[[Sample], float | N
     def driver(sample: Sample) -> float | None:
         if sample.driver_used_bytes is not None:
             return sample.driver_used_bytes
-        return sum(size for role, size in sample.resident_bytes.items() if role.endswith("engine")) or None
+        of_models = [size for role, size in sample.resident_bytes.items() if role.endswith("engine")]
+        return sum(of_models or sample.resident_bytes.values()) or None
 
     on_card = any(sample.driver_used_bytes is not None for sample in run.samples)
-    driver_line = ("driver" if on_card else "resident memory of the engines, interpreters included", "#c0392b", driver)
+    driver_line = ("driver" if on_card else "resident memory, interpreters included", "#c0392b", driver)
     if not run.ours:
         return [
             ("allocator, allocated", "#2a7f4f", lambda sample: sample.allocated_bytes),

@@ -82,11 +82,11 @@ class Run:
 
 
 def read_all(folders: list[Path]) -> list[Run]:
-    """Every run below `folders`, ours first; raises SettingsError where there is none."""
-    found = [Run.read(path.parent) for folder in folders for path in sorted(folder.glob("*/run.json"))]
+    """Every run below `folders`, ours first, the others as they were measured; raises SettingsError where none is."""
+    found = [Run.read(path.parent) for folder in folders for path in folder.glob("*/run.json")]
     if not found:
         raise SettingsError(f"no runs in {', '.join(map(str, folders))}")
-    return sorted(found, key=lambda run: not run.ours)
+    return sorted(found, key=lambda run: (not run.ours, run.told["began_unix_s"]))
 
 
 def _lines(path: Path) -> list[str]:
