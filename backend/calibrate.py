@@ -68,7 +68,14 @@ def calibrate(model: str, dtype: str) -> Profile:
     warnings.simplefilter("ignore")
     device = torch.device("cuda", torch.cuda.current_device())
     shape = unet_shape(model) or named(model)
-    profile = _of_unet(shape, dtype, device) if isinstance(shape, UnetShape) else _of_llama(shape, dtype, device)
+    try:
+        profile = _of_unet(shape, dtype, device) if isinstance(shape, UnetShape) else _of_llama(shape, dtype, device)
+    except torch.OutOfMemoryError:
+        free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+        raise SettingsError(
+            f"{model} in {dtype} does not fit what is free of this card ({free_bytes:,} of {total_bytes:,} B);"
+            " calibrate before engines are loaded, or on a larger card"
+        ) from None
     return replace(profile, calibration_s=round(_process_age_s(), 1))
 
 

@@ -48,6 +48,8 @@ Rows = list[dict[str, Any]]
 
 def main() -> None:
     """The sections that were asked for, each written as soon as it is done."""
+    if not torch.cuda.is_available():
+        sys.exit("bench_prices compares prices with a card, and this torch sees none")
     sections: dict[str, Callable[[Figures], Rows]] = {
         "calibrate": calibrate,
         "plain": plain,
