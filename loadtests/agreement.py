@@ -33,36 +33,52 @@ class StateDict:
 
 @torch.inference_mode()
 def figures(model: Any) -> dict[str, float]:
-    """Norm of the difference over the norm, and the share of rows whose likeliest token is the same."""
-    pairs = list(_logits(model))
-    ours, theirs = (torch.stack(rows).float() for rows in zip(*pairs, strict=True))
+    """How far our logits and those of `model` are from its own in float32: norm of the difference over the norm.
+
+    And the share of rows whose likeliest token is the same in ours and in the model's. Leaves `model` in float32.
+    """
+    sequences = _sequences(model)
+    ours = _ours(model, sequences)
+    theirs = _theirs(model, sequences)
+    exact = _theirs(model.float(), sequences)
     return {
-        "logits_relative_error": float((ours - theirs).norm() / theirs.norm()),
+        "logits_relative_error": _relative_error(ours, exact),
+        "transformers_relative_error": _relative_error(theirs, exact),
         "argmax_agreement": float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()),
     }
 
 
-def _logits(model: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(ours, theirs) [vocab] after each prompt, and after one token more."""
-    choices = random.Random(3)
-    sequences = []
-    for number in range(PROMPTS):
-        ids = choices.choices(range(model.config.vocab_size), k=choices.randint(1, LONGEST))
-        width = pages_for(LONGEST + 1, PAGE_TOKENS)
-        sequences.append(Tokens(ids, max_tokens=1, pages=list(range(number * width, (number + 1) * width))))
-    runner = _runner(model, len(sequences) * pages_for(LONGEST + 1, PAGE_TOKENS))
-    pairs = _compared(runner, model, sequences)
-    for sequence in sequences:
-        sequence.computed = len(sequence.tokens)
-        sequence.tokens.append(choices.randrange(model.config.vocab_size))
-    return pairs + _compared(runner, model, sequences)
+def _relative_error(logits: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((logits - exact).norm() / exact.norm())
 
 
-def _compared(runner: Runner, model: Any, sequences: Sequence[Tokens]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    ours = runner.forward([Slice.next_of(sequence, LONGEST) for sequence in sequences])
+def _sequences(model: Any) -> list[Tokens]:
+    """Prompts of random lengths, each with one token more that is decoded, in pages of their own."""
+    choices, vocab = random.Random(3), model.config.vocab_size
+    width = pages_for(LONGEST + 1, PAGE_TOKENS)
+    return [
+        Tokens(
+            choices.choices(range(vocab), k=choices.randint(1, LONGEST) + 1),
+            max_tokens=1,
+            pages=list(range(number * width, (number + 1) * width)),
+        )
+        for number in range(PROMPTS)
+    ]
+
+
+def _ours(model: Any, sequences: Sequence[Tokens]) -> torch.Tensor:
+    """Float32 [2 x sequences, vocab]: after each prompt, computed together as chunks, and after each decode."""
+    runner = _runner(model, sum(len(sequence.pages) for sequence in sequences))
+    prompts = [Slice(sequence, 0, len(sequence.tokens) - 1, samples=True) for sequence in sequences]
+    decodes = [Slice(sequence, len(sequence.tokens) - 1, 1, samples=True) for sequence in sequences]
+    return torch.cat([runner.forward(step).float() for step in (prompts, decodes)])
+
+
+def _theirs(model: Any, sequences: Sequence[Tokens]) -> torch.Tensor:
+    """The same rows."""
     ids = [torch.tensor([sequence.tokens], device=model.device) for sequence in sequences]
-    theirs = [model(one, logits_to_keep=1).logits[0, -1] for one in ids]
-    return list(zip(ours.clone(), theirs, strict=True))
+    rows = [model(one, logits_to_keep=2).logits[0].float() for one in ids]
+    return torch.cat([torch.stack([row[place] for row in rows]) for place in (0, 1)])
 
 
 def _runner(model: Any, pages: int) -> Runner:
