@@ -5,7 +5,7 @@ import sys
 import typer
 
 from common.errors import VramgateError
-from frontend.commands import bank, calibrate, check, keys, plan, profile, service, snapshots, top
+from frontend.commands import bank, calibrate, check, keys, openapi, plan, profile, service, snapshots, top
 
 app = typer.Typer(
     help="GPU memory as a bank account, for Llama and UNet behind Triton.",
@@ -23,6 +23,7 @@ COMMANDS = (
     top.top,
     profile.profile,
     calibrate.calibrate,
+    openapi.openapi,
 )
 for command in COMMANDS:
     app.command()(command)
