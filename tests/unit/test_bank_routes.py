@@ -54,6 +54,7 @@ def test_a_text_is_quoted_by_its_real_tokens(
             }
         ]
         assert answer["verdict"] == ("admit" if total_bytes <= 1000 else "never")
+        assert answer["drift"] == {"widened": 1.0, "excesses": 0, "worst": 0.0}
         assert answer["decided_by"] == "llama.pages"
         assert bank.services.ledger.leases() == (), "a quote holds nothing"
 
