@@ -48,7 +48,7 @@ def of_engine(settings: Settings, shape: LlamaShape, card: str, request: tuple[i
     `request` is prompt tokens, output tokens, and how many answers. Raises SettingsError where nothing fits.
     """
     known, conf = cards.named(card), settings.llama
-    limits = plan.limits_on(settings, shape, plan.Card(known.name, known.total_bytes, known.reserved_bytes))
+    limits = plan.limits_on(settings, shape, known)
     divided = grants.divide(settings, "cuda", known.total_bytes, known.reserved_bytes)
     sizes = (conf.page_tokens, limits.pages, conf.step_tokens, conf.max_batch, "cuda")
     standing = llama.standing(shape, conf.dtype_on("cuda"), *sizes)
