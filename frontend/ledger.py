@@ -8,8 +8,7 @@ The ledger knows no threads: one event loop owns it, and no method awaits.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from uuid import uuid4
 
 from common.errors import NotReady, VramgateError
@@ -18,6 +17,9 @@ from estimator.price import Line, Price
 from frontend.account import Account, AccountView, Demand
 from frontend.claim import ANYONE, Caller
 from frontend.ends import Ends
+from frontend.lease import Lease, LeaseState
+
+__all__ = ["Clock", "Lease", "LeaseState", "Ledger", "LedgerError"]
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -33,37 +35,6 @@ REVISED = 8
 
 class LedgerError(VramgateError):
     """The books do not balance; the message is the whole equation."""
-
-
-class LeaseState(StrEnum):
-    """Where a lease is on its way."""
-
-    RESERVED = "reserved"
-    """Paid for, not yet sent to the engine."""
-    RUNNING = "running"
-    """The engine has it."""
-    ABANDONED = "abandoned"
-    """The client is gone or out of time; the engine may still hold the bytes, so they still count."""
-    SETTLED = "settled"
-    """Ended; the ledger no longer lists it."""
-
-
-@dataclass(frozen=True)
-class Lease:
-    """A reservation as the ledger keeps it; the wire form is :class:`common.wire.Lease`."""
-
-    id: str
-    model: str
-    price: Price
-    lines: Mapping[str, int]
-    """Account -> bytes held there."""
-    state: LeaseState
-    boot_id: str
-    """The engine process that holds the bytes."""
-    created_s: float
-    expected_end_s: float
-    """On the ledger's clock, like `created_s`."""
-    caller: Caller = ANYONE
 
 
 class Ledger:
