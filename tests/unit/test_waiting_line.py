@@ -303,7 +303,7 @@ def test_a_waiter_for_a_process_that_died_is_told_so() -> None:
 def test_closed_admits_nothing_and_keeps_the_places_of_the_line() -> None:
     async def test() -> None:
         gate = Gate()
-        running = await gate.admit(pages=100)
+        running = await gate.admit(pages=100, expected_s=0.5)
         patient, hasty = await gate.queue(9.0, pages=60), await gate.queue(2.0, pages=60)
         gate.admission.close("the breaker is open")
         gate.ledger.settle(running.id)
