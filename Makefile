@@ -3,6 +3,7 @@
 # make lint    formatting, rules, types, arrows between the packages, length of files
 # make bench   both engines beside what is usual, into loadtests/results (the card's figures where there is one)
 # make campaign NAME=cpu_mixed   load against the service, gates and a report (ARGS="--web" shows locust's page)
+# make docs    write what follows from the code again: settings, figures, OpenAPI, dashboards
 # make clean   remove the virtual environment and the caches of the tools
 
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
@@ -36,6 +37,11 @@ bench: weights
 campaign: weights
 	@test -n "$(NAME)" || { echo "which one? make campaign NAME=cpu_mixed" >&2; exit 1; }
 	@$(BIN)/python -m loadtests.campaigns $(NAME) $(ARGS)
+
+docs: $(INSTALLED)
+	@PYTHONPATH=. $(BIN)/python docs/build.py
+	@$(BIN)/vramgate openapi --out docs/openapi.json
+	@$(BIN)/python docker/grafana/build.py
 
 weights: $(INSTALLED)
 	@$(BIN)/python -m backend.checkpoint >/dev/null

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import traceback
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 Form = Literal["pretty", "json"]
 
@@ -13,7 +14,24 @@ FIELDS = "fields"
 """Attribute of a record with a mapping of further facts; a pretty line has them as ``key=value``."""
 
 
-class _Pretty(logging.Formatter):
+QUOTING = (ValueError, LookupError, TypeError)
+"""Exceptions whose messages quote what they were given, which may be a prompt."""
+
+
+class _Discreet(logging.Formatter):
+    """Tells an exception by type and place, and by its message only where that quotes nothing."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
+        told: list[str] = []
+        link: BaseException | None = ei[1]
+        while link is not None:
+            words = "" if isinstance(link, QUOTING) else f": {link}"
+            told += [f"{type(link).__name__}{words}\n", *traceback.format_tb(link.__traceback__)]
+            link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        return "".join(told).rstrip()
+
+
+class _Pretty(_Discreet):
     def __init__(self, head: str) -> None:
         super().__init__(f"{head}%(message)s")
 
@@ -25,7 +43,7 @@ class _Pretty(logging.Formatter):
         return " ".join(words)
 
 
-class _Json(logging.Formatter):
+class _Json(_Discreet):
     def format(self, record: logging.LogRecord) -> str:
         told: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),

@@ -154,7 +154,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _answer(media: str) -> dict[str, Any]:
-    return OBJECT if media == JSON else {"type": "string"}
+    return {JSON: OBJECT, EVENTS: {}}.get(media, {"type": "string"})
 
 
 def _refusal(schema: str) -> dict[str, Any]:
@@ -175,6 +175,8 @@ def _schemas() -> dict[str, Any]:
     }
     error = {"type": "object", "required": list(parts), "properties": parts}
     schemas: dict[str, Any] = told["$defs"]
+    for form in (ChatForm, CompletionForm):
+        schemas[form.__name__]["properties"]["model"] |= {"enum": ["llama"], "description": "llama.served_name"}
     return schemas | {
         "Error": {"type": "object", "required": ["error"], "properties": {"error": error}},
         "V2Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}},

@@ -54,3 +54,21 @@ def test_what_is_below_the_level_is_not_written(capsys: pytest.CaptureFixture[st
     frontend_logs.start(Log(level="warning"))
     logging.getLogger("x").info("told")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("form", ["pretty", "json"])
+def test_an_exception_that_may_quote_a_prompt_is_told_by_type_and_place(
+    form: logs.Form, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frontend_logs.start(Log(format=form))
+    try:
+        try:
+            int("a secret prompt")
+        except ValueError as error:
+            raise RuntimeError("CUDA error: launch failure") from error
+    except RuntimeError:
+        logging.getLogger("x").exception("it failed")
+    text = capsys.readouterr().err
+    assert "secret prompt" not in text.replace('int(\\"a secret prompt\\")', "").replace('int("a secret prompt")', "")
+    for fact in ("it failed", "RuntimeError: CUDA error: launch failure", "ValueError", "test_logs.py"):
+        assert fact in text
