@@ -160,13 +160,12 @@ def rounding_bytes(shape: UnetShape, tile_pixels: int, tile_batch: int, dtype: s
 def staging_bytes(shape: UnetShape, tile_pixels: int) -> int:
     """Kept for blending and reducing: blend weights of 16 kinds of neighbourhoods, and staged strips.
 
-    Beside the staged logits there is a second copy that moves up, or what they are reduced by: two bytes a pixel to
-    compare, ten to find the highest of several classes.
+    A staged pixel has its logits and a byte of the mask; with several classes the 8-byte index of the highest, too.
     """
     strip_area = tile_pixels * overlap_pixels(tile_pixels)
-    logits = shape.classes * CANVAS_ITEMSIZE
-    reduced = 2 if shape.classes == 1 else 10
-    return 16 * tile_pixels * CANVAS_ITEMSIZE + STAGED_STRIPS * strip_area * (logits + max(logits, reduced))
+    reduced = 1 if shape.classes == 1 else 9
+    staged = STAGED_STRIPS * strip_area * (shape.classes * CANVAS_ITEMSIZE + reduced)
+    return 16 * tile_pixels * CANVAS_ITEMSIZE + staged
 
 
 def strip_bytes(classes: int, tile_pixels: int, overlap_pixels: int, itemsize: int = CANVAS_ITEMSIZE) -> int:

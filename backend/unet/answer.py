@@ -5,11 +5,12 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from backend.unet.canvas import Piece
+from backend.unet.marks import Mark, mark
 from backend.unet.request import Mask, Segmentation
+from backend.unet.workspace import Workspace
 
 _ON_THE_WAY = 4
 """Pieces of a mask that may be in pinned memory at once: enough that none is waited for."""
@@ -20,9 +21,9 @@ class _Coming:
     """A piece of the mask that the device was asked for."""
 
     values: Tensor
-    """uint8 [rows, columns] on the host, there after `copied`."""
+    """uint8 [rows, columns and padding] on the host, there after `copied`."""
     place: tuple[slice, slice]
-    copied: torch.cuda.Event | None
+    copied: Mark | None
 
 
 class Answer:
@@ -35,17 +36,16 @@ class Answer:
         self._threshold = math.log(request.threshold / (1 - request.threshold))
         self._coming: deque[_Coming] = deque()
 
-    def write(self, piece: Piece) -> None:
-        """Reduces the logits on their device and has the mask copied; the device goes on meanwhile."""
-        rows = slice(piece.rows.start, piece.rows.stop)
-        logits = piece.logits.permute(1, 2, 0, 3)
-        width = max(0, min(logits.shape[2] * logits.shape[3], self._mask.shape[1] - piece.column))
-        columns = slice(piece.column, piece.column + width)
-        decided = _decide(logits, self._threshold).flatten(1)
-        self._fetch(decided[:, :width], (rows, columns))
+    def write(self, piece: Piece, workspace: Workspace) -> None:
+        """Reduces the logits in `workspace` and has the mask copied; the device goes on meanwhile."""
+        strips, _, _, strip_width = piece.logits.shape
+        count = len(piece.rows)
+        width = max(0, min(strips * strip_width, self._mask.shape[1] - piece.column))
+        rows, columns = slice(piece.rows.start, piece.rows.stop), slice(piece.column, piece.column + width)
+        self._fetch(workspace.decide(piece.logits[:, :, :count], self._threshold), (rows, columns))
         if self._probabilities is not None:
-            probabilities = _probabilities(logits.cpu().float()).flatten(2)
-            self._probabilities[:, rows, columns] = probabilities[:, :, :width].numpy()
+            logits = piece.logits.cpu()[:, :, :count].permute(1, 2, 0, 3).flatten(2)
+            self._probabilities[:, rows, columns] = _probabilities(logits[:, :, :width].float()).numpy()
 
     def mask(self) -> Mask:
         """The whole answer."""
@@ -53,12 +53,9 @@ class Answer:
         return Mask(self._mask, self._probabilities)
 
     def _fetch(self, values: Tensor, place: tuple[slice, slice]) -> None:
-        copied = None
-        if values.device.type == "cuda":
-            device, values = values.device, values.contiguous().to("cpu", non_blocking=True)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(torch.cuda.current_stream(device))
-        self._coming.append(_Coming(values, place, copied))
+        on_host = values.to("cpu", non_blocking=True)
+        copied = mark(values.device)
+        self._coming.append(_Coming(on_host, place, copied))
         self._receive(0 if copied is None else _ON_THE_WAY)
 
     def _receive(self, left: int) -> None:
@@ -67,14 +64,8 @@ class Answer:
             piece = self._coming.popleft()
             if piece.copied is not None:
                 piece.copied.synchronize()
-            self._mask[piece.place] = piece.values.numpy()
-
-
-def _decide(logits: Tensor, threshold: float) -> Tensor:
-    """[C, ...] -> uint8 [...]: above the threshold (a logit) for one class, else the class of the highest logit."""
-    if len(logits) == 1:
-        return (logits[0] > threshold).view(torch.uint8)
-    return logits.argmax(dim=0).to(torch.uint8)
+            part = self._mask[piece.place]
+            part[:] = piece.values.numpy()[:, : part.shape[1]]
 
 
 def _probabilities(logits: Tensor) -> Tensor:

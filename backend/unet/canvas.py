@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from backend.unet.tiles import blend_weights
+from backend.unet.workspace import Workspace
 from common.wire import UnetLimits
 from estimator.unet import STAGED_STRIPS, TileGrid, strip_bytes
 
@@ -25,7 +26,7 @@ class Piece:
     column: int
     """First image column; columns beyond the image's edge are padding."""
     logits: Tensor
-    """[strips, C, len(rows), strip width]: strips lie side by side."""
+    """[strips, C, at least len(rows), strip width]: strips lie side by side; rows beyond are padding as well."""
 
 
 class StripPool:
@@ -116,19 +117,21 @@ class Canvas:
         for offset, part in enumerate(torch.split(logits, grid.overlap_pixels, dim=2)):
             self._pool.logits[self._strips[first + offset]].add_(part)
 
-    def finish(self, tile: int) -> Iterator[Piece]:
-        """What the image gains by this tile: nothing, or, at the end of a row of tiles, the finished image rows."""
+    def finish(self, tile: int, workspace: Workspace) -> Iterator[Piece]:
+        """What the image gains by this tile: nothing, or, at the end of a row of tiles, the finished image rows.
+
+        A piece lies in `workspace`, on the pool's device, and is gone when the next one is asked for.
+        """
         row, tile_column = self._grid.position(tile)
         if tile_column < self._grid.columns - 1:
             return
         rows = self._grid.finished_rows(row)
         column = 0
         for part in _parts(self._strips):
-            indices = self._pool.indices(part)
-            staged = self._pool.logits.index_select(0, indices)
+            finished = self._pool.logits[:, :, : len(rows)]
+            yield Piece(rows, column, workspace.gather(finished, self._pool.indices(part)))
             if row < self._grid.rows - 1:
-                self._pool.logits.index_copy_(0, indices, _moved_up(staged, len(rows)))
-            yield Piece(rows, column, staged[:, :, : len(rows)])
+                self._move_up(self._pool.indices(part), len(rows), workspace)
             column += len(part) * self._grid.overlap_pixels
 
     def move_to(self, pool: StripPool) -> None:
@@ -144,12 +147,12 @@ class Canvas:
         self._pool.give_back(self._strips)
         self._strips = []
 
-
-def _moved_up(strips: Tensor, rows: int) -> Tensor:
-    """`strips` without their first `rows` rows, and as many empty ones below."""
-    moved = torch.zeros_like(strips)
-    moved[:, :, :-rows] = strips[:, :, rows:]
-    return moved
+    def _move_up(self, indices: Tensor, rows: int, workspace: Workspace) -> None:
+        """Drops the first `rows` rows of some strips; as many empty ones come in below."""
+        logits = self._pool.logits
+        kept = workspace.gather(logits[:, :, rows:], indices)
+        logits[:, :, :-rows].index_copy_(0, indices, kept)
+        logits[:, :, -rows:].index_fill_(0, indices, 0)
 
 
 def _parts(strips: list[int]) -> Iterator[list[int]]:

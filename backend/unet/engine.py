@@ -1,8 +1,8 @@
 """The UNet engine: one thread that cuts, computes, blends and hands out; everyone else only asks.
 
-One turn of the thread: drop what is cancelled, late or broken; start what has a canvas; compute one batch of tiles,
-taken in turn from all running requests; hand out what is complete. Images are decoded by threads of their own. The lock
-covers the books; it is never held while tiles are computed or an outlet is called.
+One turn of the thread: wait for the device; drop what is cancelled, late or broken; start what has a canvas; compute a
+batch of tiles, taken in turn from all running requests; hand out what is complete. Images are decoded by threads of
+their own. The lock covers the books; it is never held while tiles are computed or an outlet is called.
 """
 
 import logging
@@ -119,6 +119,7 @@ class UnetEngine(Worker[Segmentation, Mask]):
         return job.id
 
     def _turn(self) -> None:
+        self._runner.wait()  # before anything is chosen, so that who comes meanwhile is in this batch
         with self._wake:
             unwanted = self._books.unwanted(self._clock())
         for job, error in unwanted:
@@ -126,7 +127,8 @@ class UnetEngine(Worker[Segmentation, Mask]):
         self._start_jobs()
         with self._wake:
             picks = self._books.pick(self._runner.tile_batch)
-        self._compute(picks)
+        if picks:
+            self._compute(picks)
         self._progress_s = self._clock()
 
     def _start_jobs(self) -> None:
@@ -145,8 +147,6 @@ class UnetEngine(Worker[Segmentation, Mask]):
 
         What fails otherwise is done again job by job, so that only those fail that cannot be computed.
         """
-        if not picks:
-            return
         outcome = self._ladder.climb(f"a batch of {len(picks)} tiles", self._rungs(picks))
         self._failed_passes = self._failed_passes + 1 if outcome.fault is Fault.WORK else 0
         jobs = list(dict.fromkeys(job for job, _ in picks))
@@ -204,7 +204,7 @@ class UnetEngine(Worker[Segmentation, Mask]):
     def _take(self, job: Job, tile: int, logits: Tensor) -> None:
         if job.ended or tile != job.done:  # it begins anew: this is a tile of its first try
             return
-        _, fault = self._ladder.attempt(f"tile {tile} of {job.grid.tiles}", partial(job.take, tile, logits))
+        _, fault = self._ladder.attempt(f"taking in tile {tile}", partial(self._pools.take, job, tile, logits))
         if fault is not None:
             self._begin_anew(job, fault)
         elif job.is_complete:

@@ -12,6 +12,7 @@ from backend.fallback import Rung, deeper
 from backend.unet.answer import Answer
 from backend.unet.canvas import Canvas, Piece, StripPool
 from backend.unet.request import Mask, Segmentation
+from backend.unet.workspace import Workspace
 from common.errors import RequestError
 from common.wire import UNET_CANVAS, Statement
 from estimator.unet import TileGrid
@@ -72,16 +73,15 @@ class Job:
             self.canvas = Canvas(self.grid, self.pool)
             self.held_bytes = 0 if self.on_host else self.canvas.held_bytes
 
-    def take(self, tile: int, logits: Tensor) -> None:
-        """Takes in a tile's logits, float16 [C, T, T]."""
+    def take(self, tile: int, logits: Tensor, workspace: Workspace) -> None:
+        """Takes in a tile's logits, float16 [C, T, T]; `workspace` is where its canvas is, or else where they are."""
         assert self.answer is not None
         if self.canvas is None:
-            rows = range(self.request.height)
-            self.answer.write(Piece(rows, 0, logits[None, :, : len(rows)]))
+            self.answer.write(Piece(range(self.request.height), 0, logits[None]), workspace)
         else:
             self.canvas.add(tile, logits)
-            for piece in self.canvas.finish(tile):
-                self.answer.write(piece)
+            for piece in self.canvas.finish(tile, workspace):
+                self.answer.write(piece, workspace)
         self.done += 1
 
     def note_rung(self, rung: Rung) -> None:

@@ -1,12 +1,14 @@
-"""Where canvases lie: in a pool on the device, or on the host when they have to leave it."""
+"""Where canvases lie, in a pool on the device or on the host when they have to leave it, and where they are reduced."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from backend.unet.canvas import StripPool
 from backend.unet.job import Job
+from backend.unet.workspace import Workspace
 from common.wire import UnetLimits
 
 _HOST = torch.device("cpu")
@@ -20,6 +22,13 @@ class Pools:
         self.device = StripPool(limits, device)
         self.host = host or (self.device if device.type == "cpu" else StripPool(limits, _HOST))
         self._limits = limits
+        self._on_device = Workspace(limits, device)
+        self._on_host = self._on_device if device.type == "cpu" else Workspace(limits, _HOST)
+
+    def take(self, job: Job, tile: int, logits: Tensor) -> None:
+        """Has `job` take in a tile's logits; what it has finished by that is reduced where it lies."""
+        has_left = job.canvas is not None and job.pool.logits.device == _HOST
+        job.take(tile, logits, self._on_host if has_left else self._on_device)
 
     @property
     def can_leave(self) -> bool:

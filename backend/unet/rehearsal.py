@@ -9,10 +9,10 @@ from estimator.unet import STAGED_STRIPS
 
 
 class Rehearsal:
-    """The outlet of an image that needs a canvas: the narrowest, or the first that takes all that any canvas can take.
+    """The outlet of an image that needs a canvas: the narrowest, or one whose pieces of the mask are as large as any.
 
-    That one is as wide as the strips that are reduced at once, or the whole account, and its rows of tiles finish as
-    many image rows at once as any do, so that blending allocates nothing larger later.
+    That one is as wide as the strips that are reduced at once, or the whole account, and its last row of tiles finishes
+    a tile's height of image rows, so that the pinned memory in which pieces come is there as well.
     """
 
     def __init__(self, limits: UnetLimits, *, in_full: bool) -> None:

@@ -1,7 +1,8 @@
 """The network over a batch of tiles: constant shapes, constant memory."""
 
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -9,10 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from backend import allocator
+from backend.unet.marks import Mark, mark
 from backend.unet.network import UNet
 from common.errors import SettingsError
 
 log = logging.getLogger(__name__)
+
+AHEAD_BATCHES = 1
+"""One is computed while the next is prepared. More would only keep those waiting who come meanwhile."""
 
 
 class TileRunner:
@@ -24,7 +29,13 @@ class TileRunner:
     """
 
     def __init__(
-        self, network: UNet, tile_pixels: int, tile_batch: int, mean: Sequence[float], std: Sequence[float]
+        self,
+        network: UNet,
+        tile_pixels: int,
+        tile_batch: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        mark: Callable[[torch.device], Mark | None] = mark,
     ) -> None:
         """`mean` and `std` normalise RGB in [0, 1]."""
         parameter = network.segmentation_head[0].weight
@@ -33,6 +44,9 @@ class TileRunner:
         self.device, self.dtype = parameter.device, parameter.dtype
         self.tile_pixels, self.tile_batch = tile_pixels, tile_batch
         self.buckets = _buckets(tile_batch, self.device)
+        self._mark = mark
+        self._ahead: deque[Mark] = deque()
+        """Marks behind batches that may still have to be computed."""
         self._scale = torch.tensor([1 / (255 * s) for s in std]).to(self.device, self.dtype).view(1, 3, 1, 1)
         self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).to(self.device, self.dtype)
         self._shift = self._shift.view(1, 3, 1, 1)
@@ -50,22 +64,37 @@ class TileRunner:
         """Bytes of the parameters on the device."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self.network.parameters())
 
+    def wait(self) -> None:
+        """Returns when no more than AHEAD_BATCHES are still to be computed.
+
+        Who chooses the next batch after that has it computed behind these alone.
+        """
+        while len(self._ahead) > AHEAD_BATCHES:
+            self._ahead.popleft().synchronize()
+
     def slots(self) -> NDArray[np.uint8]:
         """[tile_batch, T, T, 3]: where the tiles of the next `run` go. Waits until the device has read the old ones."""
+        self.wait()
         if self._copied:
             self._copied[0].synchronize()
         return self._hosts[0].numpy()
 
     @torch.inference_mode()
     def run(self, count: int) -> Tensor:
-        """Logits of the first `count` slots: float16 [count, C, T, T] on the device; the caller may change them."""
+        """Logits of the first `count` slots: float16 [count, C, T, T] on the device.
+
+        The caller may change them. Work that is queued after the next `run` finds others there.
+        """
         bucket = next(size for size in self.buckets if size >= count)
         tiles = self._upload(bucket)
-        if bucket not in self._graphs:
-            return self._forward(tiles)[:count]
-        graph, logits = self._graphs[bucket]
-        graph.replay()
-        return logits[:count].clone()
+        if bucket in self._graphs:
+            graph, logits = self._graphs[bucket]
+            graph.replay()
+        else:
+            logits = self._forward(tiles)
+        if (mark := self._mark(self.device)) is not None:
+            self._ahead.append(mark)
+        return logits[:count]
 
     def warm_up(self) -> None:
         """Runs every shape that will run, so that nothing is chosen or allocated later; on CUDA captures the graphs.

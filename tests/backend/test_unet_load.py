@@ -14,6 +14,7 @@ from backend.unet.books import Books
 from backend.unet.canvas import StripPool
 from backend.unet.load import open_network, open_runner, weights_file
 from backend.unet.network import UNet
+from backend.unet.workspace import Workspace
 from common.errors import InvalidRequest, SettingsError
 from common.settings import Settings
 from tests.backend.unet_kit import TILE, Recorder, lease, limits, noise, request
@@ -115,7 +116,7 @@ def test_a_lease_without_money_for_a_device_canvas_gets_one_on_the_host() -> Non
     job.start(classes=1, now_s=1.0)
     assert (device_pool.used_bytes, host_pool.used_bytes) == (0, job.grid.strips * host_pool.strip_bytes)
     for tile in range(job.grid.tiles):
-        job.take(tile, torch.full((1, TILE, TILE), 3.0, dtype=torch.half))
+        job.take(tile, torch.full((1, TILE, TILE), 3.0, dtype=torch.half), Workspace(limits(), CPU))
     assert job.answer is not None
     np.testing.assert_array_equal(job.answer.mask().mask, np.ones((40, 40), np.uint8))
     statement = job.statement(now_s=2.0, process_peak_bytes=0)

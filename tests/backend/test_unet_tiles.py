@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from backend.unet.canvas import Canvas, StripPool
 from backend.unet.tiles import blend_weights, cut, reflect
+from backend.unet.workspace import Workspace
 from estimator.unet import STAGED_STRIPS, TileGrid, canvas_bytes, grid
 from tests.backend.unet_kit import TILE, limits, noise
 
@@ -63,13 +64,13 @@ def test_a_canvas_hands_out_every_pixel_once_and_blends_to_one(height: int, widt
     tiles = TileGrid(height, width, TILE, OVERLAP)
     if tiles.is_single:
         return
-    pool = StripPool(limits(classes), CPU)
+    pool, workspace = StripPool(limits(classes), CPU), Workspace(limits(classes), CPU)
     canvas = Canvas(tiles, pool)
     total = torch.zeros(classes, height, width + TILE * 4)
     seen = torch.zeros(height, width + TILE * 4)
     for tile in range(tiles.tiles):
         canvas.add(tile, torch.ones(classes, TILE, TILE, dtype=torch.half))
-        for piece in canvas.finish(tile):
+        for piece in canvas.finish(tile, workspace):
             logits = piece.logits.permute(1, 2, 0, 3).flatten(2)
             part = np.s_[piece.rows.start : piece.rows.stop, piece.column : piece.column + logits.shape[2]]
             seen[part] += 1
@@ -85,11 +86,11 @@ def test_images_wider_than_one_staging_step_lose_no_column(columns: int) -> None
     """One, or two steps of strips, the last of them all padding or nearly so."""
     width = columns * (TILE - OVERLAP) + OVERLAP - 20
     tiles = TileGrid(TILE + 1, width, TILE, OVERLAP)
-    canvas = Canvas(tiles, StripPool(limits(strips=80), CPU))
+    canvas, workspace = Canvas(tiles, StripPool(limits(strips=80), CPU)), Workspace(limits(), CPU)
     spans = []
     for tile in range(tiles.tiles):
         canvas.add(tile, torch.ones(1, TILE, TILE, dtype=torch.half))
-        spans += [(p.column, len(p.logits) * OVERLAP) for p in canvas.finish(tile)]
+        spans += [(p.column, len(p.logits) * OVERLAP) for p in canvas.finish(tile, workspace)]
     one_row = spans[: len(spans) // 2]
     assert [start for start, _ in one_row] == [n * STAGED_STRIPS * OVERLAP for n in range(len(one_row))]
     assert sum(span for _, span in one_row) == tiles.strips * OVERLAP

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from backend.unet.engine import UnetEngine
+from backend.unet.marks import Mark, mark
 from backend.unet.network import UNet
 from backend.unet.request import Mask, Segmentation
 from backend.unet.runner import TileRunner
 from common.errors import RequestError
 from common.sections import Unet
 from common.wire import Lease, Statement, UnetLimits
+
+MakeMark = Callable[[torch.device], Mark | None]
 
 TILE = 32
 WAIT_S = 20.0
@@ -99,11 +102,13 @@ class Recorder:
         self._end.set()
 
 
-def engine(network: Pointwise | None = None, strips: int = 64, tile_batch: int = 2, **settings: Any) -> UnetEngine:
+def engine(
+    network: Pointwise | None = None, strips: int = 64, tile_batch: int = 2, mark: MakeMark = mark, **settings: Any
+) -> UnetEngine:
     """A started engine around `network`, with a canvas account of `strips` strips."""
     network = network or Pointwise()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    runner = TileRunner(network, TILE, tile_batch, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    runner = TileRunner(network, TILE, tile_batch, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), mark=mark)
     names = tuple(f"class{n}" for n in range(network.classes))
     canvas = strips * strip_bytes_of(network.classes)
     unet = Unet.model_validate({"class_names": names, "canvas": canvas, "tile_pixels": TILE} | settings)
@@ -127,7 +132,7 @@ def lease(name: str = "a", canvas_bytes: int | None = None, deadline_s: float = 
 
 
 @contextmanager
-def running(network: Pointwise, strips: int = 64, tile_batch: int = 2, **settings: object) -> Iterator[UnetEngine]:
+def running(network: Pointwise, strips: int = 64, tile_batch: int = 2, **settings: Any) -> Iterator[UnetEngine]:
     started = engine(network, strips, tile_batch, **settings)
     try:
         yield started
