@@ -161,6 +161,26 @@ class Unet(Section):
         return int(self.canvas) if self.canvas is not None else (2**30 if device_type == "cuda" else 2**28)
 
 
+class Guest(Section):
+    """The law of one guest: what a request of it adds to the card, at the most."""
+
+    fixed: Bytes = ByteSize(0)
+    """Bytes that every request takes."""
+    per_body_byte: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Bytes for each byte of the request's body."""
+    expected_s: Seconds = 1.0
+    """How long a request usually runs; the line reckons with it."""
+
+
+class Guests(Section):
+    """Models of your own beside the two engines, lent bytes of the ``card`` account."""
+
+    capacity: Bytes = ByteSize(0)
+    """What guests may hold together; `card.foreign` has to set it aside."""
+    models: dict[str, Guest] = {}
+    """Name in the model repository -> its law."""
+
+
 class Admission(Section):
     """The waiting line in front of the ledger."""
 

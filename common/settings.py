@@ -14,7 +14,21 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from common.errors import SettingsError
-from common.sections import Admission, Card, Keeper, Llama, Log, Section, Server, State, Tenants, Triton, Unet, Watchdog
+from common.sections import (
+    Admission,
+    Card,
+    Guests,
+    Keeper,
+    Llama,
+    Log,
+    Section,
+    Server,
+    State,
+    Tenants,
+    Triton,
+    Unet,
+    Watchdog,
+)
 
 ENV_PREFIX = "VRAMGATE_"
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
@@ -29,6 +43,7 @@ class Settings(Section):
     card: Card = Card()
     llama: Llama = Llama()
     unet: Unet = Unet()
+    guests: Guests = Guests()
     admission: Admission = Admission()
     tenants: Tenants = Tenants()
     keeper: Keeper = Keeper()
@@ -89,7 +104,7 @@ def _read_file(path: Path | None) -> dict[str, Any]:
 
 
 def _put(values: dict[str, Any], name: str, text: str) -> None:
-    """Sets one environment variable in the tree; a list or tuple is written in TOML: ``["a", "b"]``."""
+    """Sets one environment variable in the tree; lists and tables are written in TOML: ``["a", "b"]``, ``{a = 1}``."""
     section, _, key = name.removeprefix(ENV_PREFIX).lower().partition("__")
     if section not in Settings.model_fields or not key:
         raise SettingsError(f"{name}: no such setting; the form is {ENV_PREFIX}<SECTION>__<KEY>")
@@ -97,9 +112,9 @@ def _put(values: dict[str, Any], name: str, text: str) -> None:
     if not isinstance(table, dict):
         raise SettingsError(f"{section}: must be a table")
     try:
-        table[key] = tomllib.loads(f"v = {text}")["v"] if text.startswith("[") else text
+        table[key] = tomllib.loads(f"v = {text}")["v"] if text.startswith(("[", "{")) else text
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{name}: {text!r} is not a list in TOML: {error}") from None
+        raise SettingsError(f"{name}: {text!r} is neither a list nor a table in TOML: {error}") from None
 
 
 def _explain(item: Any) -> str:

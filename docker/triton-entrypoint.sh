@@ -22,6 +22,11 @@ if [ -n "${VRAMGATE_LOG__TRACES:-}" ]; then
         "--trace-config=level=TIMESTAMPS" "--trace-config=rate=0" "$@"
 fi
 
+# Guests are loaded beside the two.
+for guest in $(python -c 'from common import settings; print(*settings.load().guests.models)'); do
+    set -- "--load-model=$guest" "$@"
+done
+
 # One model after the other: each takes its standing memory and warms up alone.
 exec tritonserver \
     --model-repository="${VRAMGATE_TRITON__MODEL_REPOSITORY:-/models}" \

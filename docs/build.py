@@ -26,9 +26,9 @@ HEAD = """# Configuration
 
 Every setting, with its default. Later wins: the default, the file (`vramgate.toml` in the working directory, or where
 `--config` or `VRAMGATE_CONFIG` says), the environment. `llama.max_batch` is `max_batch` under `[llama]` in the file and
-`VRAMGATE_LLAMA__MAX_BATCH` in the environment. Bytes are numbers or `"512MiB"`; a list in the environment is written as
-in TOML. An unknown key is an error. `vramgate check` reads everything and starts nothing. Changes take effect at the
-next start, but for `log.level` (SIGHUP to the frontend) and the key file (within a second).
+`VRAMGATE_LLAMA__MAX_BATCH` in the environment. Bytes are numbers or `"512MiB"`; lists and tables in the environment are
+written as in TOML. An unknown key is an error. `vramgate check` reads everything and starts nothing. Changes take
+effect at the next start, but for `log.level` (SIGHUP to the frontend) and the key file (within a second).
 
 This page is made by `docs/build.py`; [vramgate.toml.example](../vramgate.toml.example) is the same as a file to copy.
 """

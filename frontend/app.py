@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from common.settings import Settings
-from frontend import keyfile, refusals
+from frontend import guests, keyfile, refusals
 from frontend.access import Door, KeyRing
 from frontend.envelope import Envelope
 from frontend.express import Express
@@ -22,6 +22,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     Raises SettingsError where it would be open to the network, or its key file cannot be used.
     """
     keyfile.require_guard(settings)
+    guests.require(settings)
     keys = KeyRing(settings.tenants.file, time.monotonic)
 
     @asynccontextmanager

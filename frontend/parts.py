@@ -80,7 +80,7 @@ class ModelServer:
         try:
             with self._steps.step(f"model server at {url}"):
                 await _until(client.live, LIVE_S, f"no model server answers at {url}")
-            for model in MODELS:
+            for model in (*MODELS, *self._settings.guests.models):
                 if not await _is_loaded(client, model):
                     await self._load(client, model)
         finally:

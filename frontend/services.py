@@ -15,11 +15,12 @@ from common import model_folder
 from common.errors import InvalidRequest
 from common.settings import Settings
 from common.tokenizer import Tokenizer
-from common.wire import CARD, HOST, LLAMA_PAGES
+from common.wire import HOST, LLAMA_PAGES
 from frontend import record
 from frontend.admission import Admission
 from frontend.canary import Canary
 from frontend.engines import Engines
+from frontend.guests import Guests
 from frontend.journal import Journal
 from frontend.keeper import Keeper
 from frontend.last_resort import LastResort
@@ -51,6 +52,7 @@ class Services:
     teller: Teller
     tokenizers: "Tokenizers"
     last_resort: LastResort | None = None
+    guests: Guests | None = None
 
     @property
     def stuck(self) -> bool:
@@ -126,7 +128,6 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     clock: Clock = time.monotonic
     ledger = Ledger(clock)
     ledger.set_capacity(HOST, settings.admission.host)
-    ledger.set_capacity(CARD, 0)
     admission = Admission(ledger, settings.admission, clock)
     metrics = Metrics()
     admission.hindsight.on_known.append(lambda refusal, real_s: metrics.looked_back(refusal.predicted_s, real_s))
@@ -146,14 +147,16 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
     keeper = Keeper(triton, engines, metrics, clock, settings.keeper, may_manage=may_manage, last_resort=last_resort)
     teller = Teller(engines, admission, ledger, triton, journal, metrics, settings, clock)
     tokenizers = Tokenizers(settings, engines)
+    guests = Guests(settings, ledger, admission, triton, journal, metrics, teller.quotas, clock)
     await triton.start()
     await engines.start()
     await canary.start()
     await keeper.start()
     parts = (ledger, admission, journal, metrics, triton, engines, teller, tokenizers)
     try:
-        yield Services(settings, clock, *parts, last_resort=last_resort)
+        yield Services(settings, clock, *parts, last_resort=last_resort, guests=guests)
     finally:
+        await guests.close()
         await keeper.close()
         await canary.close()
         await teller.close(DRAIN_S)

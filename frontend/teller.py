@@ -72,7 +72,7 @@ class Teller:
         self.prices = Prices(engines, metrics)
         self._paces = {"llama": Pace(GUESSED_TOKENS_PER_S), "unet": Pace(GUESSED_PIXELS_PER_S)}
         self._reruns = Reruns(engines, metrics, clock)
-        self._quotas = Quotas(clock)
+        self.quotas = Quotas(clock)
         self._live: dict[str, Held] = {}
         self._pumps: set[asyncio.Task[None]] = set()
         engines.on_void.append(self._expire)
@@ -179,7 +179,7 @@ class Teller:
         if pace.guessed:
             expected_s = min(timeout_s, expected_s)
         claim = Claim(model, price, "", expected_s, longest_s, note.caller, body_bytes)
-        with self._quotas.spending(note.tenant, price.total_bytes) as spending:
+        with self.quotas.spending(note.tenant, price.total_bytes) as spending:
             lease = await self._admit(claim, timeout_s, spending)
             left_s = max(0.0, end_s - self._clock())
             note.lease = lease.id

@@ -17,6 +17,7 @@ from common.errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotF
 from frontend import v2, v2_image, v2_text
 from frontend.disconnect import EventStream, unless_disconnected
 from frontend.engines import MODELS
+from frontend.guests import Guests
 from frontend.held import Held
 from frontend.offload import offload
 from frontend.prompts import Names, read_prompt, to_job
@@ -50,6 +51,8 @@ async def priced_model(request: Request, parts: Parts) -> str:
     """The model in the path. Raises ModelNotFound, and Forbidden for one that Triton has and nobody can price."""
     model, version = request.path_params["model"], request.path_params.get("version", VERSION)
     if model in MODELS and version == VERSION:
+        return str(model)
+    if parts.guests is not None and model in parts.guests and version == VERSION:
         return str(model)
     if model in MODELS:
         raise ModelNotFound(f"{model} has no version {version[:80]!r}, only {VERSION!r}")
@@ -88,8 +91,11 @@ async def ready(parts: Parts) -> Response:
 @router.get("/models/{model}/ready")
 @router.get("/models/{model}/versions/{version}/ready")
 async def model_ready(model: Model, parts: Parts) -> Response:
-    """This engine takes work."""
-    parts.engines.require(model)
+    """This engine takes work; a guest says so itself."""
+    if parts.guests is not None and model in parts.guests:
+        object_of(await parts.triton.look_up(f"/v2/models/{model}/ready"))
+    else:
+        parts.engines.require(model)
     return Response()
 
 
@@ -115,6 +121,8 @@ async def infer(request: Request) -> Response:
     model = await priced_model(request, parts)
     body = await _body(request, parts)
     message = await offload(len(body), v2.parse, body, request.headers.get(HEADER_LENGTH))
+    if parts.guests is not None and model in parts.guests:
+        return await _guest(request, parts.guests, model, body, deadline_s(request, parts.settings))
     timeout_s = _infer_deadline_s(request, parts, message)
     work = _segment(parts, message, timeout_s) if model == "unet" else _answer(parts, message, timeout_s)
     answer = await unless_disconnected(request, work)
@@ -161,6 +169,16 @@ async def management(request: Request) -> Response:
         "the model server's management is not for clients; below /v2 there are health, metadata, config, infer, "
         "generate and generate_stream"
     )
+
+
+async def _guest(request: Request, guests: Guests, model: str, body: bytes, timeout_s: float) -> Response:
+    """A guest's answer as it gave it; its request has been looked at for its form alone."""
+    known = {name: request.headers[name] for name in ("content-type", HEADER_LENGTH.lower()) if name in request.headers}
+    reply = await unless_disconnected(request, guests.infer(model, known, body, timeout_s))
+    if reply.status != 200:
+        object_of(reply)
+    kept = {name: value for name, value in reply.headers.items() if name.lower() in known}
+    return Response(reply.body, headers=kept)
 
 
 async def _segment(parts: Services, message: v2.InferRequest, timeout_s: float) -> v2.WireBody:
@@ -218,6 +236,8 @@ def _event(value: dict[str, Any]) -> str:
 
 
 async def _text_form(model: str, request: Request, parts: Services) -> tuple[TextForm, str]:
+    if parts.guests is not None and model in parts.guests:
+        raise InvalidRequest(f"{model} takes tensors: infer")
     if model != "llama":
         raise InvalidRequest(f"{model} takes images: POST /v1/segment, or infer with the image as a binary tensor")
     body = await _body(request, parts)

@@ -18,7 +18,13 @@ input [ {{ name: "control" data_type: TYPE_STRING dims: [ 1 ] optional: true }} 
 output [ {{ name: "control" data_type: TYPE_STRING dims: [ 1 ] }} ]
 instance_group [ {{ kind: KIND_MODEL count: 1 }} ]
 """
-SMALL = {"llama.pages": "40", "unet.canvas": "64MiB"}
+SMALL = {
+    "llama.pages": "40",
+    "unet.canvas": "64MiB",
+    "card.foreign": "64MiB",
+    "guests.capacity": "4MiB",
+    "guests.models": '{edges = {fixed = "1MiB", per_body_byte = 24.0}}',
+}
 """Room for one full context of the demo model and a few short requests beside it."""
 
 

@@ -35,7 +35,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_every_command_that_a_page_names_exists(page: Path) -> None:
     from frontend.cli import app
 
-    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    known |= {group.name for group in app.registered_groups}
+    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    known |= {str(group.name) for group in app.registered_groups}
     named = set(re.findall(r"`(?:\.venv/bin/)?vramgate ([a-z]+)", page.read_text(encoding="utf-8")))
     assert named <= known, f"{page.name}: {named - known}"

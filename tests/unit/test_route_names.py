@@ -27,8 +27,12 @@ def app() -> FastAPI:
 def route_of(method: str, path: str) -> str:
     """The template under which a request is logged, ``none`` where no route serves it; the answer is a failure."""
     lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda item: lines.append(item.getMessage())  # type: ignore[method-assign]
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Keeper()
     log = logging.getLogger("frontend.envelope")
     level = log.level
     log.addHandler(handler)
