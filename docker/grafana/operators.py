@@ -112,7 +112,7 @@ OPERATORS = page(
                 ),
                 Panel(
                     "Restarts, canaries, breaker",
-                    "In 15 minutes: processes brought back, wrong answers to a known question, seconds with an open breaker.",
+                    "In 15 minutes: processes brought back, wrong answers to a known question, seconds of breaker.",
                     "short",
                     (
                         ("increase(vramgate_engine_restarts_total[15m])", "{{model}} restarts"),
@@ -202,6 +202,13 @@ OPERATORS = page(
                     "percentunit",
                     (('sum by (le) (increase(vramgate_price_error_ratio_bucket{model="unet"}[1m]))', "{{le}}"),),
                     kind="heatmap",
+                ),
+                Panel(
+                    "Prices widened",
+                    "What a law was exceeded by widens its price for a while; 1 is the law as it stands.",
+                    "percentunit",
+                    (("vramgate_price_widened_ratio", "{{model}}"),),
+                    limits=((1.01, AMBER),),
                 ),
                 Panel(
                     "Standing and headroom",

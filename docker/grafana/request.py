@@ -76,6 +76,12 @@ REQUEST = page(
                     (("vramgate_waiting_requests", "waiting"), ("vramgate_leases", "{{state}}")),
                 ),
                 Panel(
+                    "Was Retry-After right?",
+                    "Seconds until a refused request would have started / seconds it was told. 1 is exact.",
+                    "percentunit",
+                    quantiles("vramgate_retry_after_ratio", which=(0.1, 0.5, 0.9)),
+                ),
+                Panel(
                     "Refusals",
                     "By reason, a second.",
                     "reqps",
