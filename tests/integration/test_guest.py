@@ -43,9 +43,9 @@ def test_a_guest_answers_through_the_frontend_and_gives_its_bytes_back(service: 
 
 
 def test_a_guest_that_asks_for_more_than_all_guests_have_never_reaches_the_model(service: Running) -> None:
-    with pytest.raises(InferenceServerException, match="never fit") as refused:
+    with pytest.raises(InferenceServerException, match="4,194,304 in all") as refused:
         edges(service, 400, 400)
-    assert refused.value.status() == "413"
+    assert "413" in str(refused.value)
 
 
 def test_a_guest_says_itself_whether_it_is_ready(service: Running) -> None:
