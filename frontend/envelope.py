@@ -6,7 +6,7 @@ import re
 import time
 from uuid import uuid4
 
-from opentelemetry.trace import Span, SpanKind
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common import logs
@@ -39,6 +39,9 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         note = record.begin(_request_id(scope))
+        if scope["path"] in UNCOUNTED:
+            await self._serve(scope, receive, send, note, INVALID_SPAN)
+            return
         with tracing.span(scope["method"], kind=SpanKind.SERVER, of=scope["headers"]) as span:
             await self._serve(scope, receive, send, note, span)
 

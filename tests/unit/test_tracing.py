@@ -77,6 +77,18 @@ def test_without_an_exporter_nothing_is_told_to_anybody() -> None:
         assert tracing.headers() == {}
 
 
+def test_probes_leave_no_spans(spans: InMemorySpanExporter) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers nothing."""
+
+    async def test() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/readyz", "headers": [], "app": FastAPI()}
+        await Envelope(app)(scope, _nothing, _nowhere)
+
+    run(test)
+    assert spans.get_finished_spans() == ()
+
+
 async def _nothing() -> dict[str, object]:
     return {"type": "http.request", "body": b""}
 
