@@ -39,7 +39,7 @@ def configuration() -> str:
     parts, comments = [HEAD], _comments()
     for name in Settings.model_fields:
         section = getattr(Settings(), name)
-        parts.append(f"\n## [{name}]\n\n{inspect.getdoc(type(section))}\n\n| key | default | what |\n|---|---|---|\n")
+        parts.append(f"\n## [{name}]\n\n{_about(section)}\n\n| key | default | what |\n|---|---|---|\n")
         told = dict(_docstrings(type(section))) | comments.get(name, {})
         rows = type(section).model_fields
         parts.extend(f"| `{key}` | {_default(getattr(section, key))} | {told.get(key, '')} |\n" for key in rows)
@@ -55,6 +55,10 @@ def measured() -> str:
             file, _, figure = field.partition(".")
             figures[field] = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))["figures"][figure]
     return re.sub(r"\{([\w.]+)(?::([^}]*))?\}", lambda found: format(figures[found[1]], found[2] or ""), text)
+
+
+def _about(section: object) -> str:
+    return (inspect.getdoc(type(section)) or "").replace("``", "`")
 
 
 def _comments() -> dict[str, dict[str, str]]:
