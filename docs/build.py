@@ -78,8 +78,9 @@ def _docstrings(section: type) -> Iterator[tuple[str, str]]:
     (tree,) = ast.parse(inspect.getsource(sections)).body[_place(section) :][:1]
     assert isinstance(tree, ast.ClassDef)
     for field, below in zip(tree.body, tree.body[1:], strict=False):
-        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             text = " ".join(str(below.value.value).split()).replace("``", "`").replace("|", "\\|")
             yield field.target.id, text
 
