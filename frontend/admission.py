@@ -229,9 +229,11 @@ class Admission:
             self._turn_away(waiter, f", after waiting for {limit_s:.1f} s")
 
     def _turn_away(self, waiter: Waiter, advice: str) -> None:
-        """Refuses one that waits; its task takes it out of the line."""
-        retry_after_s = self._corrected_s(waiter.claim, self._forecast_s(waiter.claim, waiter.rank))
-        waiter.grant.set_exception(self._ledger.demand(waiter.lines).refusal(advice, retry_after_s))
+        """Takes one out of the line, with a refusal where it has not just left it for another reason."""
+        if not waiter.grant.done():
+            retry_after_s = self._corrected_s(waiter.claim, self._forecast_s(waiter.claim, waiter.rank))
+            waiter.grant.set_exception(self._ledger.demand(waiter.lines).refusal(advice, retry_after_s))
+        self._leave(waiter)
 
     def _give_back(self, waiter: Waiter) -> None:
         """Returns a lease that was granted in the very moment its caller was cancelled."""

@@ -318,6 +318,38 @@ def test_closed_admits_nothing_and_keeps_the_places_of_the_line() -> None:
     run(test)
 
 
+def test_two_that_outrank_the_last_of_a_full_line_at_the_same_moment_both_wait() -> None:
+    async def test() -> None:
+        gate, urgent = Gate(), Caller("urgent", priority=1)
+        await gate.admit(pages=100)
+        last = await gate.queue(pages=10, body_bytes=1000)
+        two = [asyncio.create_task(gate.admit(pages=10, caller=urgent, body_bytes=size)) for size in (10, 1)]
+        await steps()
+        assert isinstance(last.exception(), NotNow)
+        assert [one.done() for one in two] == [False, False]
+        for one in two:
+            await cancelled(one)
+        assert gate.admission.waiting == 0
+
+    run(test)
+
+
+def test_who_leaves_a_full_line_at_the_moment_somebody_outranks_it_makes_room_once() -> None:
+    async def test() -> None:
+        gate = Gate(max_waiting=1)
+        await gate.admit(pages=100)
+        last = await gate.queue(pages=10)
+        urgent = asyncio.create_task(gate.admit(pages=10, caller=Caller("urgent", priority=1)))
+        last.cancel()
+        await steps()
+        assert last.cancelled()
+        assert not urgent.done()
+        await cancelled(urgent)
+        assert gate.admission.waiting == 0
+
+    run(test)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_storm_of_arrivals_and_departures_leaves_nothing_behind(seed: int) -> None:
     dice = random.Random(seed)
@@ -359,6 +391,11 @@ def test_a_storm_of_arrivals_and_departures_leaves_nothing_behind(seed: int) -> 
     run(listening(test, complaints))
     gc.collect()
     assert complaints == []
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def listening(
