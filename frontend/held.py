@@ -56,7 +56,9 @@ class Held:
         return error
 
     def expire(self) -> None:
-        """The engine process that held it is gone."""
+        """The engine process that held it is gone; of work that has ended nothing is lost with it."""
+        if self.statement is not None:
+            return
         self.void = True
         if self.limit is not None and not self.limit.expired():
             self.limit.reschedule(asyncio.get_running_loop().time())

@@ -209,6 +209,20 @@ def test_a_dead_engine_fails_a_stream_at_once(tmp_path: Path) -> None:
     run(test)
 
 
+def test_what_is_made_of_an_answer_that_came_outlives_the_engine(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with bank(tmp_path) as room:
+            async with room.teller.segmenting(IMAGE, 30) as result:
+                room.unet.restart("boot-2")
+                await until(lambda: not room.services.ledger.leases())
+                await asyncio.sleep(0)
+                assert result.mask.any()
+            await room.idle()
+            assert room.states() == ["settled"]
+
+    run(test)
+
+
 def test_an_engine_that_is_not_there_is_not_ready(tmp_path: Path) -> None:
     async def test() -> None:
         async with serving() as url:
