@@ -81,9 +81,11 @@ class Keeper:
         outage = self._engines.outage(model)
         if outage is not None and needs_restart(outage, self._patience_s):
             self._causes[model] = cause_of(outage)
+        server_lives = outage is not None and model in self._causes and await self._triton.live()
+        outage = self._engines.outage(model)  # it may have answered in the meantime
         if outage is None:
             self._forget(model)
-        elif model in self._causes and not await self._triton.live():
+        elif model in self._causes and not server_lives:
             self._forget(model)
             if outage.silent_s > self._patience_s:
                 self._last_resort(f"the model server has not answered for {outage.silent_s:.0f} s")

@@ -36,7 +36,11 @@ class Server:
     canary: str = ""
     """What is wrong with its answer to a known question."""
     canaries: int = 0
+    answers: int = 0
+    """Statuses of its llama that were told."""
     live: bool = True
+    recovers: bool = False
+    """Whether its llama is well again by the time it has said that it lives itself."""
     frozen: bool = False
     """Whether nothing at all answers."""
     refusal: str = ""
@@ -63,6 +67,7 @@ class Server:
             result = CanaryResult(not self.canary, self.canary, 0.1, f"boot-{self.boots}")
             return web.json_response({"control": result.to_json()})
         boot_id = f"boot-{self.boots}"
+        self.answers += 1
         return told(self.statuses.get(boot_id, replace(STATUS, boot_id=boot_id)))
 
     async def repository(self, request: web.Request) -> web.Response:
@@ -84,6 +89,10 @@ class Server:
     async def health(self, request: web.Request) -> web.Response:
         if self.frozen:
             await asyncio.sleep(3600)
+        if self.recovers:
+            self.llama = "well"
+            answered = self.answers
+            await until(lambda: self.answers >= answered + 2)
         return web.Response(status=200 if self.live else 503)
 
 

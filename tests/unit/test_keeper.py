@@ -68,6 +68,17 @@ def test_a_model_that_is_silent_for_a_moment_or_not_loaded_is_left_alone() -> No
     run(test)
 
 
+def test_a_process_that_answers_again_in_the_last_moment_is_not_killed() -> None:
+    async def test() -> None:
+        async with room(seen=True) as kept:
+            kept.server.llama, kept.server.recovers = "silent", True
+            await until(lambda: kept.server.llama == "well" and kept.engines.ready()[0])
+            await asyncio.sleep(PATIENCE_S / 2)
+            assert kept.server.calls == []
+
+    run(test)
+
+
 def test_nothing_is_done_while_the_server_itself_is_down() -> None:
     async def test() -> None:
         async with room() as kept:
