@@ -28,7 +28,7 @@ class LastResort:
         self.stuck = False
         """Whether this process ends because it cannot help itself."""
         self._may_exit = may_exit
-        self._launcher = environ.get(LAUNCHER_ENV) == str(os.getppid())
+        self._launcher = environ.get(LAUNCHER_ENV)
         self._clock = clock
         self._called_s = -float("inf")
 
@@ -37,9 +37,10 @@ class LastResort:
         if self._clock() - self._called_s < PAUSE_S:
             return
         self._called_s = self._clock()
-        if self._launcher:
+        parent_pid = os.getppid()  # that of a launcher which has ended is somebody else
+        if self._launcher == str(parent_pid):
             LOG.error("the launcher is asked for a new model server: %s", why)
-            os.kill(os.getppid(), RESTART_SIGNAL)
+            os.kill(parent_pid, RESTART_SIGNAL)
         elif self._may_exit:
             LOG.critical("ending with status %d, to be restarted: %s", STUCK, why)
             self.stuck = True

@@ -38,6 +38,15 @@ def test_without_a_launcher_the_process_ends_where_somebody_restarts_it(
     assert call.stuck
 
 
+def test_whoever_takes_over_from_a_launcher_that_has_ended_is_sent_nothing(
+    sent: list[tuple[int, signal.Signals]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = LastResort(may_exit=False, environ={LAUNCHER_ENV: str(os.getppid())}, clock=Clock())
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    call("it hangs")
+    assert sent == []
+
+
 def test_else_it_is_only_said(sent: list[tuple[int, signal.Signals]], caplog: pytest.LogCaptureFixture) -> None:
     call = LastResort(may_exit=False, environ={}, clock=Clock())
     call("its models cannot be loaded from here")
