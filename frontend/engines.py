@@ -180,7 +180,10 @@ class Engines:
 
     async def _run(self, watch: Watch) -> None:
         while True:
-            await self._poll(watch)
+            try:
+                await self._poll(watch)
+            except Exception as error:  # the next poll must still come
+                LOG.error("%s could not be polled: %s", watch.model, faults.describe(error))
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s(watch)):
                     await watch.wake.wait()

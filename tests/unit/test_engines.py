@@ -170,6 +170,21 @@ def test_an_open_breaker_closes_admission_until_it_recovers() -> None:
     run(test)
 
 
+def test_an_accident_at_one_poll_does_not_end_the_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with bench() as room:
+            await until(lambda: room.engines.ready()[0])
+            room.triton.statuses["llama"] = replace(STATUS, breaker=Breaker.OPEN)
+            await until(lambda: room.admission.closed is not None)
+            with monkeypatch.context() as broken:
+                broken.setattr(room.admission, "open", lambda: {}["a fault of ours"])
+                room.triton.statuses["llama"] = STATUS
+                await room.polled(2)
+            await until(lambda: room.admission.closed is None)
+
+    run(test)
+
+
 def test_a_stop_is_not_undone_by_a_healthy_engine() -> None:
     async def test() -> None:
         async with bench() as room:
