@@ -17,7 +17,7 @@ from common.sections import Admission as AdmissionSettings
 from estimator.price import Price
 from frontend import forecast
 from frontend.backfill import Reservation, Reservations
-from frontend.claim import Claim
+from frontend.claim import ANYONE, Caller, Claim
 from frontend.fairness import FairShares
 from frontend.forecast import Corrections
 from frontend.hindsight import Hindsight, Refusal
@@ -70,12 +70,15 @@ class Admission:
         """Why nothing is admitted; None while it is open."""
         return self._closed
 
-    def ask(self, price: Price, wait_s: float | None = None) -> Decision:
+    def ask(
+        self, price: Price, wait_s: float | None = None, expected_s: float = 0.0, caller: Caller = ANYONE
+    ) -> Decision:
         """The verdict for a request that could wait `wait_s` (or as long as the settings allow); changes nothing.
 
-        Raises NotReady where the price draws on an account that is not open yet.
+        `expected_s`: seconds for which it is expected to hold its price. Raises NotReady where the price draws on an
+        account that is not open yet.
         """
-        claim = Claim("", price, "", 0.0)
+        claim = Claim("", price, "", expected_s, caller=caller)
         return self._judge(claim, self._rank(claim), self._settings.max_wait_s if wait_s is None else wait_s)
 
     async def admit(self, claim: Claim, timeout_s: float) -> Lease:

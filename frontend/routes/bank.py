@@ -34,10 +34,10 @@ async def quote(request: Request, parts: Parts) -> dict[str, Any]:
     asked = await read_json(request, (await read_json(request, AnyQuote)).form())
     if isinstance(asked, ImageQuote):
         price = parts.teller.prices.widened(asked.model, asked.price(parts.engines.unet_limits()))
-        return _quote(parts, asked.model, price)
+        return _quote(parts, asked.model, price, asked.height * asked.width)
     job = await _job(parts, asked)
     tokens = {"prompt_tokens": len(job.prompt_ids), "max_tokens": job.max_tokens, "n": job.n}
-    return _quote(parts, asked.model, parts.teller.price_text(job)) | tokens
+    return _quote(parts, asked.model, parts.teller.price_text(job), job.n * job.max_tokens) | tokens
 
 
 @router.get("/v1/ledger")
@@ -79,8 +79,10 @@ async def _job(parts: Services, asked: TextQuote) -> TextJob:
     return to_job(parts, ids, asked, names, max_tokens=asked.max_tokens)
 
 
-def _quote(parts: Services, model: str, price: Price) -> dict[str, Any]:
-    decision = parts.admission.ask(price)
+def _quote(parts: Services, model: str, price: Price, units: int) -> dict[str, Any]:
+    """`units`: output tokens or pixels that it may do at the most."""
+    expected_s, caller = parts.teller.expected_s(model, units), record.current().caller
+    decision = parts.admission.ask(price, expected_s=expected_s, caller=caller)
     return {
         "model": model,
         "lines": [asdict(line) for line in price.lines],

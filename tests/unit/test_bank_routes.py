@@ -8,8 +8,10 @@ import pytest
 
 from common.wire import ActiveLease, Statement
 from estimator.price import Line, Price
+from frontend.claim import Claim
 from frontend.journal import Entry
 from tests.unit.fake_bank import Bank, open_bank, status
+from tests.unit.web import until
 
 PRIVATE = "a word that must not be repeated"
 
@@ -73,6 +75,20 @@ def test_a_quote_says_when_it_would_fit(tmp_path: Path) -> None:
         assert (await bank.quote(**(body | {"max_tokens": 35}))).json()["verdict"] == "not_now"
         bank.services.admission.close("the breaker is open")
         assert (await bank.quote(**body)).json()["closed"] == "the breaker is open"
+
+    run(tmp_path, test)
+
+
+def test_a_quote_says_so_where_its_work_would_delay_who_waits(tmp_path: Path) -> None:
+    async def test(bank: Bank) -> None:
+        bank.services.ledger.reserve("llama", pages(100), "boot", 1.0)
+        head = Claim("llama", pages(1000), "boot", 1.0)
+        waiting = asyncio.create_task(bank.services.admission.admit(head, 30.0))
+        await until(lambda: bank.services.admission.waiting == 1)
+        answer = (await bank.quote(model="llama", prompt_tokens=1, max_tokens=35)).json()
+        assert (answer["total_bytes"], answer["accounts"][0]["available_bytes"]) == (900, 900)
+        assert answer["verdict"] == "wait", "35 tokens take longer than the second in which the other can start"
+        waiting.cancel()
 
     run(tmp_path, test)
 
