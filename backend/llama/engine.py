@@ -183,7 +183,9 @@ class LlamaEngine(Worker[Generation, Chunk]):
         flight, self._flight = self._flight, None
         if flight is not None:
             told, _ = self._ladder.attempt("reading the tokens of a step", flight.chosen.read)
-            self._hand_out(_results(flight.step, told) if told is not None else self._failures(flight.step, _FAILED))
+            # Those that were preempted meanwhile miss theirs as well.
+            lost: Results = [(slice_, errors.InternalFault(_FAILED)) for slice_ in flight.step]
+            self._hand_out(lost if told is None else _results(flight.step, told))
 
     def _attempt(self, step: list[Slice]) -> Results:
         """A whole step at once; its tokens are waited for."""
@@ -250,12 +252,14 @@ class LlamaEngine(Worker[Generation, Chunk]):
 
     def _messages(self, slice_: Slice, result: Result, now_s: float) -> list[Message]:
         answer = self._books.answer_of(slice_)
-        if result is None or answer is None or answer.job.cancelling:
+        if result is None or answer is None:
             return []
         job = answer.job
         if isinstance(result, errors.RequestError):
             return [self._end(job, result)]
         self._books.reveal(slice_, result.token_id)
+        if job.cancelling:
+            return []
         job.note_token(now_s)
         answer.note(result)
         try:

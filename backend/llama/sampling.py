@@ -22,7 +22,7 @@ SHORTLIST = 512
 _NO_NUMBERS = -1
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Draw:
     """What decides one row."""
 
@@ -30,6 +30,14 @@ class Draw:
     tokens: Sequence[int]
     """Prompt and output so far, for the repetition penalty."""
     generator: random.Random
+    _drawn: tuple[int, float] = (-1, 0.0)
+    """The newest point, and how many tokens there were."""
+
+    def point(self) -> float:
+        """Chance, 0 to 1, for the token that follows: the same one again where its step is done again."""
+        if self._drawn[0] != len(self.tokens):
+            self._drawn = len(self.tokens), self.generator.random()
+        return self._drawn[1]
 
     @cached_property
     def is_greedy(self) -> bool:
@@ -85,7 +93,7 @@ class Chosen:
 def choose(logits: torch.Tensor, draws: Sequence[Draw]) -> Chosen:
     """One token per row of `logits` [rows, vocab].
 
-    A request with a seed repeats itself as long as its draws are asked for in order.
+    A request with a seed repeats itself as long as its tokens are chosen in order, each however often.
     """
     logits = logits.float()
     peaks, token_ids = logits.max(dim=-1)
@@ -115,7 +123,7 @@ def _draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     cut = [row for row in chance if row not in whole]
     temperatures = _column([1.0 if draw.is_greedy else draw.sampling.temperature for draw in draws], logits)
     probabilities = logits.div_(temperatures).softmax(dim=-1)
-    points = _column([draw.generator.random() for draw in draws], logits)
+    points = _column([draw.point() for draw in draws], logits)
     if whole:
         places = upload(whole, torch.int64, logits.device)
         token_ids[places] = _land(probabilities[places], points[places]).squeeze(1)
