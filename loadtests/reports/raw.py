@@ -3,6 +3,7 @@
 import gzip
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,7 +45,7 @@ class Run:
         """Whether it is the service that the gates are about."""
         return self.name == OURS
 
-    @property
+    @cached_property
     def begins_unix_s(self) -> float:
         """When the schedule began."""
         return min((outcome.due_unix_s for outcome in self.outcomes), default=float(self.told["began_unix_s"]))
