@@ -242,7 +242,7 @@ class Metrics:
                 counter.labels(model)
             for outcome in ("good", "bad"):
                 self._canaries.labels(model, outcome)
-            for rung in RUNGS - {"none"}:
+            for rung in RUNGS:
                 self._oom.labels(model, rung)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
