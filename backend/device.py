@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def uuid_of(device: torch.device) -> str:
 def label(device: torch.device) -> str:
     """``cpu`` or ``cuda:<uuid>``."""
     return f"cuda:{uuid_of(device)}" if device.type == "cuda" else "cpu"
+
+
+def run_on(device: torch.device, work: Callable[[], None]) -> None:
+    """Runs `work` with `device` as the thread's own, whose queue events and kernels go to unless told otherwise."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        work()
 
 
 def upload(values: Sequence[float] | Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

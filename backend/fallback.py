@@ -98,6 +98,8 @@ class Ladder:
         """
         try:
             return attempt(), None
+        except DeviceLost:
+            raise
         except Exception as error:
             fault, reason = fault_of(error), first_line(error)
             log.warning("%s failed (rung %s): %s", work, rung, type(error).__name__, exc_info=fault is Fault.WORK)

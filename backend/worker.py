@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from backend import allocator
-from backend.device import label
+from backend.device import label, run_on
 from backend.duties import Books, Canary
 from backend.engine import Failed, Footprint, Health, Lost, Outlet, unheard
 from backend.fallback import Ladder, Rung
@@ -75,7 +75,7 @@ class Worker(ABC, Generic[Request, Result]):
         """What the thread does before its next turn."""
         self._ladder = Ladder(device, self._report, books.totals)
         self._warm: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name=f"{model}-engine", daemon=True)
+        self._thread = threading.Thread(target=run_on, args=(device, self._run), name=f"{model}-engine", daemon=True)
 
     def start(self) -> None:
         """Starts the thread and waits until it has warmed up; raises what went wrong there."""
@@ -87,22 +87,18 @@ class Worker(ABC, Generic[Request, Result]):
         with self._wake:
             if self._end_reason:
                 raise errors.NotReady(self._end_reason)
-            now_s = self._clock()
+            self._rouse()
             if not self._books.jobs:
-                self._progress_s = now_s
                 allocator.reset_peak(self._torch_device)
-            work_id = self._open(request, outlet, now_s)
-            self._wake.notify()
-        return work_id
+            return self._open(request, outlet, self._clock())
 
     def cancel(self, work_id: str) -> CancelOutcome:
         """See :class:`backend.engine.Engine`."""
         with self._wake:
             if self._host is not None and work_id in self._host._books.jobs:
                 return self._host.cancel(work_id)
-            outcome = self._books.cancel(work_id)
-            self._wake.notify()
-        return outcome
+            self._rouse()
+            return self._books.cancel(work_id)
 
     def footprint(self) -> Footprint:
         """See :class:`backend.engine.Engine`."""
@@ -132,11 +128,9 @@ class Worker(ABC, Generic[Request, Result]):
         with self._wake:
             if self._end_reason:
                 return self._end_reason
-            if not self._has_work:
-                self._progress_s = self._clock()
             if self._question is None:
-                self._question = Future()
                 self._send(self._answer_canary)
+                self._question = Future()
             question = self._question
         try:
             return question.result(self._stall_s)
@@ -167,8 +161,6 @@ class Worker(ABC, Generic[Request, Result]):
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout=self._stall_s)
-        if self._host is not None:
-            self._host.close()
 
     @abstractmethod
     def _open(self, request: Request, outlet: Outlet[Result], now_s: float) -> str:
@@ -221,8 +213,14 @@ class Worker(ABC, Generic[Request, Result]):
     def _send(self, errand: Callable[[], object]) -> None:
         """Has the thread do something before its next turn."""
         with self._wake:
+            self._rouse()
             self._errands.append(errand)
-            self._wake.notify()
+
+    def _rouse(self) -> None:
+        """Wakes the thread for work that is about to come, the lock held; one that was idle is silent from now on."""
+        if not self._has_work:
+            self._progress_s = self._clock()
+        self._wake.notify()
 
     def _report(self, work: str, error: Exception) -> None:
         self.on_failure(work, error)
@@ -243,6 +241,8 @@ class Worker(ABC, Generic[Request, Result]):
         self._abandon(errors.NotReady(self._end_reason))
         if self._question is not None and not self._question.done():
             self._question.set_result(self._end_reason)
+        if self._host is not None:
+            self._host.close()
         if self._lost:
             log.critical("%s", self._end_reason)
             self.on_lost(self._lost)

@@ -114,10 +114,8 @@ class LlamaEngine(Worker[Generation, Chunk]):
 
     def _adopt(self, job: Job) -> None:
         """Goes on with a job of another engine, the lock held."""
-        if not self._books.jobs:
-            self._progress_s = self._clock()
+        self._rouse()
         self._books.adopt(job)
-        self._wake.notify()
 
     def _warm_up(self) -> Canary:
         self._runner.warm_up()

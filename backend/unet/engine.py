@@ -149,7 +149,7 @@ class UnetEngine(Worker[Segmentation, Mask]):
         """
         outcome = self._ladder.climb(f"a batch of {len(picks)} tiles", self._rungs(picks))
         self._failed_passes = self._failed_passes + 1 if outcome.fault is Fault.WORK else 0
-        jobs = list(dict.fromkeys(job for job, _ in picks))
+        jobs = list(dict.fromkeys(job for job, _ in picks if self._books.jobs.get(job.id) is job))  # not handed over
         if outcome.result is not None:
             for (job, tile), its_logits in zip(picks, outcome.result, strict=False):
                 job.note_rung(outcome.rung)
@@ -197,8 +197,8 @@ class UnetEngine(Worker[Segmentation, Mask]):
             job.note_rung(Rung.HOST_CPU)
             with self._wake, host._wake:
                 self._books.part_with(job)
+                host._rouse()
                 host._books.adopt(job)
-                host._wake.notify()
         return []
 
     def _take(self, job: Job, tile: int, logits: Tensor) -> None:
@@ -277,8 +277,8 @@ class UnetEngine(Worker[Segmentation, Mask]):
             if not job.ended:
                 job.image, job.failure, job.decode_s = decoded.image, decoded.failure, decoded.seconds
                 job.request = replace(job.request, encoded=None)
+                self._rouse()
                 self._books.ready(job)
-                self._wake.notify()
 
     def _warm_up(self) -> Canary:
         """Every shape of the network, then one image that needs a canvas, on the way that requests go."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from backend.llama.request import Generation
+from backend.llama.sampling import Chosen
 from common import errors
 from tests.backend.llama_faults import faulty_runner, wait_for
 from tests.backend.llama_kit import engine_of, lease_of, run, runner_of, save_model, settings_of, small_config, start
@@ -118,6 +119,33 @@ def test_a_text_engine_whose_device_is_lost_fails_everybody_at_once_and_ends(fol
         with pytest.raises(errors.NotReady, match="lost"):
             run(engine, Generation(PROMPT, 5))
         assert engine.footprint().used_bytes == 0
+
+
+def test_a_device_that_is_lost_while_tokens_are_read_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[str] = []
+    ended = threading.Event()
+
+    def hear(reason: str) -> None:
+        lost.append(reason)
+        ended.set()
+
+    def fall_over(chosen: Chosen) -> None:
+        raise RuntimeError(BROKEN)
+
+    with engine_of(settings_of(folder), overlaps=True) as engine:
+        engine.on_lost = hear
+        monkeypatch.setattr(Chosen, "read", fall_over)
+        assert isinstance(run(engine, Generation(PROMPT, 5)).error, errors.NotReady)
+        assert ended.wait(20)
+        assert lost == ["RuntimeError: CUDA error: an illegal memory access was encountered"]
+
+
+def test_an_errand_after_a_long_rest_is_no_stall(folder: Path) -> None:
+    with engine_of(settings_of(folder)) as engine:
+        engine._progress_s -= 1000
+        with engine._wake:  # so that the thread cannot come to it yet
+            engine.retreat()
+            assert engine.health().ready
 
 
 def test_an_image_engine_whose_device_is_lost_fails_everybody_at_once_and_ends(network: Pointwise) -> None:
