@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
-from common.errors import RequestError
+from common.errors import InternalFault, RequestError
 from common.wire import Statement
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,16 @@ class Channel(Generic[Result]):
         except Exception:
             log.exception("an answer could not be sent; its work is cancelled")
             self._outbox.on_left(self.work_id)
+            if ended:
+                self._break_off()
         return ended
+
+    def _break_off(self) -> None:
+        """The end could not be sent: without one the client would wait for ever, so a short one is tried."""
+        try:
+            self._port.send([], None, InternalFault("the answer could not be sent; see the server's log"))
+        except Exception:
+            log.exception("nor could its end")
 
     def _end(self, statement: Statement | None, error: RequestError | None) -> None:
         with self._lock:

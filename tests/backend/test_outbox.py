@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from backend.outbox import Outbox
-from common.errors import Cancelled, RequestError
+from common.errors import Cancelled, InternalFault, RequestError
 from common.wire import Statement
 
 STATEMENT = Statement("a", "llama", 0, 0, 0)
@@ -23,6 +23,7 @@ class FakePort:
     entered: threading.Event = field(default_factory=threading.Event)
     left: bool = False
     fault: Exception | None = None
+    refuses_results: bool = False
     asked: threading.Event = field(default_factory=threading.Event)
     may_tell: threading.Event | None = None
     """Until it is set, nobody learns whether the client has left."""
@@ -32,6 +33,8 @@ class FakePort:
         assert self.gate.wait(WAIT_S)
         if self.fault:
             raise self.fault
+        if results and self.refuses_results:
+            raise MemoryError
         self.sent.put((results, statement, error))
 
     def is_cancelled(self) -> bool:
@@ -152,3 +155,14 @@ def test_an_engine_does_not_wait_while_a_client_is_looked_for(outbox: Outbox[tup
     finally:
         port.may_tell.set()
         engine.join()
+
+
+def test_an_answer_that_cannot_be_sent_still_has_an_end(outbox: Outbox[tuple[int, str]]) -> None:
+    port = open_gate(FakePort(refuses_results=True))
+    channel = outbox.channel(port, gather=True)
+    channel.begin("w")
+    channel.put((0, "a"))
+    channel.finish(STATEMENT)
+    results, statement, error = port.sent.get(timeout=WAIT_S)
+    assert (results, statement) == ([], None)
+    assert isinstance(error, InternalFault)
