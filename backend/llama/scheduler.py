@@ -211,7 +211,8 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            if len(sequence.pages) * self._page_tokens >= len(sequence.tokens):
+            # The last token of the longest answer is never seen by the model.
+            if len(sequence.pages) * self._page_tokens >= min(len(sequence.tokens), sequence.most_tokens - 1):
                 index += 1
             elif self.pages.fits(1):
                 sequence.pages += self.pages.allocate(1)

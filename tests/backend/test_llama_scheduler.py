@@ -54,6 +54,19 @@ def test_decodes_go_on_while_a_prompt_is_computed_within_one_budget() -> None:
     assert [(slice_.sequence, slice_.count) for slice_ in plan] == [(first, 1), (second, 5)]
 
 
+def test_nobody_gives_way_for_a_token_that_is_the_last() -> None:
+    line = scheduler(pages=2, step_tokens=16, lazily=True)
+    first, second = sequence(PAGE - 1, max_tokens=2), sequence(1)
+    line.add(first)
+    line.add(second)
+    for _ in range(2):  # the first has all its tokens now, though nobody may have looked at them yet
+        for slice_ in line.plan():
+            line.advance(slice_, 99)
+    assert len(first.tokens) == first.most_tokens == PAGE + 1
+    assert [slice_.sequence for slice_ in line.plan()] == [second]
+    assert (first.preemptions, second.preemptions) == (0, 0)
+
+
 def test_who_comes_first_starts_first_even_if_a_later_one_would_fit() -> None:
     line = scheduler(pages=4, max_batch=8, step_tokens=64)
     running, large, small = sequence(4, 4), sequence(8, 4), sequence(1, 1)
