@@ -1,4 +1,5 @@
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from common.errors import SettingsError, Unauthenticated
 from common.settings import Settings
 from frontend import keyfile
 from frontend.access import LOOK_S, KeyRing
+from frontend.routes import bank, health, kserve, openai, predict, segment
 from frontend.tenants import ANYONE, Tenant
 from tests.unit.fake_parts import Parts, check_error
 
@@ -32,15 +34,17 @@ class House:
         self.guest = add(self.file, Tenant("guest", deadline_s=7.0))
         self.parts = Parts(Settings.model_validate({"tenants": {"file": str(self.file)}}))
 
-    def ask(self, path: str, key: str = "", client: str = "10.0.0.9", **headers: str | bytes) -> httpx.Response:
-        """A GET from another machine."""
+    def ask(
+        self, path: str, key: str = "", client: str = "10.0.0.9", method: str = "GET", **headers: str | bytes
+    ) -> httpx.Response:
+        """A request from another machine."""
         told: dict[str, Any] = {"authorization": f"Bearer {key}"} if key else {}
         told |= {name.replace("_", "-"): value for name, value in headers.items()}
 
         async def get() -> httpx.Response:
             transport = httpx.ASGITransport(self.parts._app, raise_app_exceptions=False, client=(client, 5000))
             async with httpx.AsyncClient(transport=transport, base_url="http://vramgate") as web:
-                return await web.get(path, headers=told)
+                return await web.request(method, path, headers=told)
 
         return asyncio.run(get())
 
@@ -48,6 +52,17 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     return House(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
+def test_no_route_has_a_way_around_the_door(house: House, method: str) -> None:
+    modules = (openai, segment, kserve, predict, bank, health)
+    declared = [getattr(route, "path", "") for module in modules for route in module.router.routes]
+    paths = {re.sub(r"{[^}]*}", "llama", path) for path in declared}
+    assert {"/metrics", "/predict", "/v2/models/llama/infer", "/v2/models/llama/versions/llama/infer"} <= paths
+    assert {path: house.ask(path, method=method).status_code for path in paths - set(PROBES)} == dict.fromkeys(
+        paths - set(PROBES), 401
+    )
 
 
 def test_who_has_no_key_or_a_wrong_one_stays_outside(house: House) -> None:

@@ -177,7 +177,7 @@ def test_an_accident_at_one_poll_does_not_end_the_polling(monkeypatch: pytest.Mo
             room.triton.statuses["llama"] = replace(STATUS, breaker=Breaker.OPEN)
             await until(lambda: room.admission.closed is not None)
             with monkeypatch.context() as broken:
-                broken.setattr(room.admission, "open", lambda: {}["a fault of ours"])
+                broken.setattr(room.admission, "open", lambda: 1 / 0)
                 room.triton.statuses["llama"] = STATUS
                 await room.polled(2)
             await until(lambda: room.admission.closed is None)
