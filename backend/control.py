@@ -72,8 +72,11 @@ class Desk:
         }
 
     def waits(self, message: str | bytes) -> bool:
-        """Whether :meth:`answer` waits for the engine's turn; raises InvalidRequest for what is no control message."""
-        return Control.from_json(message).op is Op.CANARY
+        """Whether :meth:`answer` takes its time, for the engine's turn or for a file.
+
+        Raises InvalidRequest for what is no control message.
+        """
+        return Control.from_json(message).op in (Op.CANARY, Op.SNAPSHOT)
 
     def answer(self, message: str | bytes) -> str:
         """The reply to a control message, as JSON; raises InvalidRequest for one that makes no sense."""

@@ -110,7 +110,7 @@ class Host(Generic[Request, Result]):
         channel.begin(work_id)
 
     def _instruct(self, message: bytes, port: "Port[Result]") -> None:
-        """Answers a control message: at once, or from a thread of its own where the engine has to come to it first."""
+        """Answers a control message: at once, or from a thread of its own where that takes its time."""
         if self._desk.waits(message):
             threading.Thread(target=self._reply, args=(message, port), name="control", daemon=True).start()
         else:

@@ -1,7 +1,7 @@
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +114,13 @@ class Overseer:
 class Recorder:
     path: Path | None = Path("/state/snapshots/one")
     last_oom_s: float | None = 7.5
+    written: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.written.set()
 
     def take(self, trigger: Trigger) -> Path | None:
+        assert self.written.wait(WAIT_S)
         return self.path
 
 
@@ -240,6 +245,15 @@ def test_a_snapshot_on_demand_says_where_it_lies(host: Host[str, str], recorder:
     response, final = accept(host, control=strings('{"op":"snapshot"}')).next()
     assert final
     assert str(response.error).startswith("[INTERNAL] no snapshot could be written")
+
+
+def test_nobody_waits_while_a_snapshot_is_written(host: Host[str, str], recorder: Recorder) -> None:
+    recorder.written.clear()
+    waiting = accept(host, control=strings('{"op":"snapshot"}'))
+    response, _ = accept(host, control=strings('{"op":"reclaim"}')).next()
+    assert response.text("control") == '{"reclaimed_bytes":77}'
+    recorder.written.set()
+    assert waiting.next()[0].text("control") == '{"path":"/state/snapshots/one"}'
 
 
 def test_an_open_breaker_refuses_work_but_answers_control(host: Host[str, str], overseer: Overseer) -> None:
