@@ -86,10 +86,7 @@ def _template(scope: Scope) -> str | None:
     """Path of the route that served it, as it was declared; the framework names it only for routes of its own kind."""
     if "route" in scope or "endpoint" not in scope:
         return getattr(scope.get("route"), "path", None)
-    if scope["path"] in ROUTES:
-        return str(scope["path"])
-    bare = (one for one in scope["app"].routes if getattr(one, "endpoint", None) is scope["endpoint"])
-    return getattr(next(bare, None), "path", None)
+    return str(scope["path"]) if scope["path"] in ROUTES else None
 
 
 def _facts(note: Record) -> dict[str, str | int]:
