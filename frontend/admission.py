@@ -18,7 +18,7 @@ from estimator.price import Price
 from frontend import forecast
 from frontend.backfill import Reservation, Reservations
 from frontend.claim import ANYONE, Caller, Claim
-from frontend.fairness import FairShares
+from frontend.fairness import FairShares, Span
 from frontend.forecast import Corrections
 from frontend.hindsight import Hindsight, Refusal
 from frontend.ledger import Clock, Lease, Ledger
@@ -204,13 +204,16 @@ class Admission:
             waiter.grant.set_exception(refusal)
             self._shares.correct(waiter.claim.caller, waiter.claim.byte_seconds)
         else:
-            self._shares.serve(waiter.span)
+            self._serve_share(waiter.claim, waiter.span)
             self._learn(waiter.claim, waiter.forecast_s, self._clock() - waiter.joined_s)
 
     def _grant(self, claim: Claim) -> Lease:
         lease = self._reserve(claim)
-        self._shares.serve(self._shares.enter(claim.caller, claim.byte_seconds))
+        self._serve_share(claim, self._shares.enter(claim.caller, claim.byte_seconds))
         return lease
+
+    def _serve_share(self, claim: Claim, span: Span) -> None:
+        self._shares.serve(claim.caller, span, self._line.earliest_start(claim.caller.priority))
 
     def _reserve(self, claim: Claim) -> Lease:
         lease = self._ledger.reserve(claim.model, claim.price, claim.boot_id, claim.expected_s, claim.caller)

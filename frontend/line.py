@@ -1,6 +1,7 @@
 """The waiting line: who waits, in which order, and how much of each account."""
 
 import asyncio
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -86,6 +87,11 @@ class Line:
         if self._heads is None:
             self._heads = list(_firsts(self._waiters, len(self._backlog)))
         return [head for head in self._heads if head.rank < rank]
+
+    def earliest_start(self, priority: int) -> float:
+        """Where the first of those of this priority stands on the clock of fair shares; infinite where none waits."""
+        starts = (waiter.span.start for waiter in self._waiters if waiter.claim.caller.priority == priority)
+        return min(starts, default=math.inf)
 
     def ahead_of(self, rank: Rank) -> Mapping[str, Backlog]:
         """Account -> what waits before `rank`."""

@@ -205,3 +205,35 @@ def test_without_a_line_everything_is_now_or_not() -> None:
             await gate.admit(pages=1)
 
     run(test)
+
+
+def test_a_small_request_at_the_end_of_a_long_line_does_not_put_the_line_before_others() -> None:
+    async def test() -> None:
+        gate, greedy, other = Gate(), Caller("greedy"), Caller("other")
+        running = await gate.admit(pages=70, expected_s=2)
+        line = [await gate.queue(pages=40, caller=greedy) for _ in range(5)]
+        assert (await gate.admit(pages=10, caller=greedy)).lines == {PAGES: 10}
+        late = await gate.queue(pages=40, caller=other)
+        gate.ledger.settle(running.id)
+        await steps()
+        assert [waiter.done() for waiter in [*line[:2], late]] == [True, False, True]
+
+    run(test)
+
+
+def test_what_an_urgent_tenant_gets_does_not_put_a_long_line_before_others() -> None:
+    async def test() -> None:
+        gate, greedy, other = Gate(max_wait_s=100), Caller("greedy"), Caller("other")
+        urgent = Caller("urgent", priority=1)
+        running = await gate.admit(pages=100, caller=urgent)
+        line = [await gate.queue(pages=50, caller=greedy, wait_s=90) for _ in range(4)]
+        for _ in range(5):
+            following = await gate.queue(pages=100, caller=urgent)
+            gate.ledger.settle(running.id)
+            running = await following
+        late = await gate.queue(pages=50, caller=other, wait_s=90)
+        gate.ledger.settle(running.id)
+        await steps()
+        assert [waiter.done() for waiter in [*line[:2], late]] == [True, False, True]
+
+    run(test)
