@@ -32,6 +32,7 @@ Parts = Annotated[Services, Depends(services)]
 async def quote(request: Request, parts: Parts) -> dict[str, Any]:
     """The price of a request that is not run: every line with its reason, and what would become of it now."""
     asked = await read_json(request, (await read_json(request, AnyQuote)).form())
+    record.current().tenant.require(asked.model)
     if isinstance(asked, ImageQuote):
         price = parts.teller.prices.widened(asked.model, asked.price(parts.engines.unet_limits()))
         return _quote(parts, asked.model, price, asked.height * asked.width)

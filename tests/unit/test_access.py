@@ -26,12 +26,13 @@ def add(file: Path, tenant: Tenant) -> str:
 
 
 class House:
-    """The app with an operator and a guest."""
+    """The app with an operator, a guest, and one who may use one model only."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "keys.json"
         self.operator = add(self.file, Tenant("boss", operator=True))
         self.guest = add(self.file, Tenant("guest", deadline_s=7.0))
+        self.painter = add(self.file, Tenant("painter", models=("unet",)))
         self.parts = Parts(Settings.model_validate({"tenants": {"file": str(self.file)}}))
 
     def ask(
@@ -52,6 +53,13 @@ class House:
 @pytest.fixture
 def house(tmp_path: Path) -> House:
     return House(tmp_path)
+
+
+def test_a_quote_is_refused_where_the_request_would_be(house: House) -> None:
+    headers = {"authorization": f"Bearer {house.painter}"}
+    body = {"model": "llama", "prompt_tokens": 5}
+    answer = asyncio.run(house.parts.ask("POST", "/v1/quote", json=body, headers=headers))
+    assert "may not use llama" in check_error(answer, 403, "forbidden")
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE"])
