@@ -16,8 +16,6 @@ SMALL_BYTES = 2**20
 """Blocks up to this size live in the small pool."""
 SMALL_PAGE_BYTES = 2 * 2**20
 LARGE_PAGE_BYTES = 20 * 2**20
-EXACT_SEGMENT_FROM_BYTES = 10 * 2**20
-"""Default configuration: from here on a block gets a segment of its own size, rounded up to 2 MiB."""
 
 Tensors = tuple[str, int, int]
 """What, how many, and the bytes of one before rounding."""
@@ -51,15 +49,6 @@ def footprint(tensors: Iterable[Tensors]) -> Footprint:
         else:
             large_bytes += count * block_bytes
     return Footprint(small_bytes, large_bytes)
-
-
-def segment_bytes(block_bytes: int) -> int:
-    """Default configuration: what is asked of the driver when nothing cached serves a block of that size."""
-    if block_bytes <= SMALL_BYTES:
-        return SMALL_PAGE_BYTES
-    if block_bytes < EXACT_SEGMENT_FROM_BYTES:
-        return LARGE_PAGE_BYTES
-    return round_up(block_bytes, 2 * 2**20)
 
 
 def reserved_bytes(need: Footprint, free: Footprint) -> int:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from estimator.rounding import Footprint, footprint, reserved_bytes, round_up, segment_bytes
+from estimator.rounding import Footprint, footprint, reserved_bytes, round_up
 
 MIB = 2**20
 
@@ -12,11 +12,6 @@ def test_every_tensor_is_rounded_by_itself_and_an_empty_one_takes_nothing() -> N
 
 def test_a_tensor_of_a_mebibyte_is_small_and_one_byte_more_is_large() -> None:
     assert footprint([("", 2, MIB), ("", 1, MIB + 1)]) == Footprint(2 * MIB, MIB + 512)
-
-
-def test_segments_are_two_or_twenty_mebibytes_or_exact() -> None:
-    sizes = (512, MIB, MIB + 512, 10 * MIB - 512, 10 * MIB, 11 * MIB)
-    assert [segment_bytes(size) // MIB for size in sizes] == [2, 2, 20, 20, 10, 12]
 
 
 def test_what_is_free_in_a_pool_is_used_before_a_page_is_mapped_and_pools_do_not_share() -> None:
