@@ -161,6 +161,8 @@ class Worker(ABC, Generic[Request, Result]):
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout=self._stall_s)
+        if self._host is not None:  # the thread has closed it, unless it hangs
+            self._host.close()
 
     @abstractmethod
     def _open(self, request: Request, outlet: Outlet[Result], now_s: float) -> str:
