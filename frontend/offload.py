@@ -18,3 +18,14 @@ async def offload(
     if size_bytes < LARGE_BYTES:
         return work(*arguments, **named)
     return await asyncio.to_thread(work, *arguments, **named)
+
+
+async def to_the_end(
+    work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
+) -> Result:
+    """What `work` gives, in a thread. A cancelled caller goes on when that has ended: until then it uses memory."""
+    thread = asyncio.create_task(asyncio.to_thread(work, *arguments, **named))
+    try:
+        return await asyncio.shield(thread)
+    finally:
+        await asyncio.wait([thread])

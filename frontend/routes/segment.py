@@ -16,6 +16,7 @@ from common.image_header import ImageHeader
 from common.wire import UnetLimits
 from frontend import masks, outlines, picture
 from frontend.disconnect import unless_disconnected
+from frontend.offload import to_the_end
 from frontend.runs import ImageJob, ImageResult
 from frontend.services import Services, deadline_s, services
 from frontend.upload import Form, Upload
@@ -54,7 +55,7 @@ async def _answer(
     """Draws while the lease is held: its host bytes are those of the decoded image, which the engine no longer has."""
     async with parts.teller.segmenting(job, timeout_s) as result:
         started_s = time.monotonic()
-        body = await asyncio.to_thread(_draw, upload, header, result, limits)
+        body = await to_the_end(_draw, upload, header, result, limits)
         encode_s = time.monotonic() - started_s
     media_type = "application/json" if upload.form in TOLD else "image/png"
     return Response(body, media_type=media_type, headers=_headers(header, result, encode_s))
