@@ -53,7 +53,7 @@ class Keeper:
         """Why nothing can be restarted here; empty while it can."""
         self._tries = {model: Tries(clock, settings.max_restarts) for model in models}
         self._causes: dict[str, str] = {}
-        """Model -> why it is restarted, from the first try until it answers: half-way, it is merely unknown."""
+        """Model -> why it is restarted, until it answers or a load went well: half-way, it is merely unknown."""
         self._failures: dict[str, str] = {}
         """Model -> why its last try failed."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -123,6 +123,8 @@ class Keeper:
             await self._triton.unload(model)
             await self._triton.load(model)
             self._engines.renew(model)
+            self._engines.explain(model, f"restarted, it has not answered yet; before: {cause}")
+            self._causes.pop(model, None)
         except RequestError as error:
             self._note_failure(model, error)
         finally:

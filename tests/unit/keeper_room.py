@@ -45,6 +45,8 @@ class Server:
     """Whether nothing at all answers."""
     refusal: str = ""
     broken_loads: int = 0
+    loaded: str = "well"
+    """How its llama is after a load."""
     statuses: dict[str, EngineStatus] = field(default_factory=dict)
     """Boot id -> what that process says of itself, where it is not well."""
     calls: list[str] = field(default_factory=list)
@@ -83,7 +85,7 @@ class Server:
             self.broken_loads -= 1
             return web.json_response({"error": "failed to load 'llama'"}, status=400)
         elif self.llama == UNKNOWN:
-            self.llama, self.boots = "well", self.boots + 1
+            self.llama, self.boots = self.loaded, self.boots + 1
         return web.Response()
 
     async def health(self, request: web.Request) -> web.Response:

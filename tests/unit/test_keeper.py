@@ -120,6 +120,19 @@ def test_a_load_that_fails_is_tried_again_later_with_its_reason() -> None:
     run(test)
 
 
+def test_what_comes_after_a_load_that_went_well_is_judged_anew() -> None:
+    async def test() -> None:
+        async with room() as kept:
+            kept.server.llama, kept.server.loaded = DEAD, "somebody has unloaded it again"
+            await until(lambda: kept.server.boots == 2)
+            await asyncio.sleep(PATIENCE_S)
+            assert kept.server.calls == ["unload llama", "load llama"]
+            kept.server.llama = "well"
+            await until(lambda: kept.engines.ready()[0])
+
+    run(test)
+
+
 def test_a_server_that_refuses_is_asked_once() -> None:
     async def test() -> None:
         async with room() as kept:
