@@ -152,8 +152,9 @@ class Books:
         return jobs
 
     def take_dirty(self) -> list[int]:
-        """Pages whose owner did not end well since the last call: they may hold what is no number."""
-        dirty, self._dirty = self._dirty, []
+        """Pages whose owner gave way or did not end well since the last call: they may hold what is no number."""
+        dirty, self._dirty = self._dirty + self._scheduler.preempted_pages, []
+        self._scheduler.preempted_pages = []
         return dirty
 
     @property

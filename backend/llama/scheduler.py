@@ -114,6 +114,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order they started; the last is the newest."""
+        self.preempted_pages: list[int] = []
+        """Pages of those that gave way, for whoever clears them to take from here."""
         self._page_tokens = page_tokens
         self._step_tokens = step_tokens
         self._max_batch = min(max_batch, step_tokens)
@@ -221,7 +223,7 @@ class Scheduler:
 
     def _preempt_newest(self) -> None:
         newest = self.running.pop()
-        self._give_back(newest)
+        self.preempted_pages += self._give_back(newest)
         newest.computed = 0
         newest.preemptions += 1
         self.waiting.appendleft(newest)

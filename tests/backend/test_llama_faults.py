@@ -68,6 +68,22 @@ def test_a_poisoned_request_fails_alone(folder: Path, overlaps: bool) -> None:
         assert engine.footprint().used_bytes == 0
 
 
+def test_numbers_that_are_none_reach_no_neighbour_for_whom_their_owner_gives_way(folder: Path, overlaps: bool) -> None:
+    settings = settings_of(folder, pages=9, oversubscribe=4.0)
+    runner = runner_of(settings)
+    with torch.inference_mode():
+        runner.model.embedding[POISON] = float("nan")
+    healthy = [Generation(tuple(range(tokens)), 12) for tokens in (47, 31)]
+    with engine_of(settings, runner, overlaps=overlaps) as engine:
+        expected = [run(engine, request).ids() for request in healthy]
+        with engine._wake:  # so that they start together
+            grow = [start(engine, request) for request in healthy]
+            gives_way = start(engine, Generation((POISON,) * 46, 5))
+        assert [answer.wait().ids() for answer in grow] == expected
+        assert isinstance(gives_way.wait().error, errors.InternalFault)
+        assert engine.footprint().totals["preemptions"] > 0
+
+
 def test_numbers_that_are_none_reach_no_neighbour_that_starts_with_them(folder: Path, overlaps: bool) -> None:
     gate = threading.Event()
     runner = faulty_runner(folder, lambda _: wait_for(gate), step_tokens=200)
