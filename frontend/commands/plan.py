@@ -16,9 +16,7 @@ from frontend.engine_model import Rates
 
 def plan(
     config: Annotated[str, typer.Option(help="Model: a known name (llama-3-8b) or a config.json.", metavar="MODEL")],
-    card: Annotated[
-        list[str], typer.Option(help="Card by name or memory (rtx 4090, 24GiB); repeatable.")
-    ],
+    card: Annotated[list[str], typer.Option(help="Card by name or memory (rtx 4090, 24GiB); repeatable.")],
     requests: Annotated[
         Path, typer.Option("--trace", help="CSV with arrival_s, prompt_tokens, output_tokens[, max_tokens].")
     ],

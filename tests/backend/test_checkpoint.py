@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from backend import checkpoint
-from common import model_folder, settings
+from common import model_folder
 from common.errors import SettingsError
+from common.sections import State
 
 
 def demo() -> Path:
-    folder = model_folder.demo_folder(settings.State().cache_dir)
+    folder = model_folder.demo_folder(State().cache_dir)
     if not checkpoint.is_complete(folder):
         pytest.skip("the demo model is not in the cache; `python -m backend.checkpoint` makes it")
     return folder
