@@ -6,6 +6,7 @@ An element of type BYTES in binary form is its length (uint32, little endian) an
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -146,10 +147,18 @@ def _is_a(datatype: str, value: object) -> bool:
         return type(value) is str
     if datatype == "BOOL":
         return type(value) is bool
-    dtype = _DTYPES.get(datatype)
-    if dtype is None or isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or datatype not in _DTYPES:
         return False
+    lowest, highest, is_float = _bounds(datatype)
+    return (is_float or type(value) is int) and lowest <= value <= highest
+
+
+@cache
+def _bounds(datatype: str) -> tuple[float, float, bool]:
+    """The smallest and the largest element, and whether it may have a fraction."""
+    dtype = _DTYPES[datatype]
     if dtype.kind == "f":
-        return abs(value) <= float(np.finfo(dtype).max)
-    bounds = np.iinfo(dtype)
-    return type(value) is int and bounds.min <= value <= bounds.max
+        most = float(np.finfo(dtype).max)
+        return -most, most, True
+    limits = np.iinfo(dtype)
+    return limits.min, limits.max, False

@@ -42,8 +42,11 @@ class Runner:
     def forward(self, step: Sequence[Slice], before: Flight | None = None) -> torch.Tensor:
         """Logits [slices that sample, vocab], in the order of `step`. May be repeated: the same writes happen again.
 
-        They are valid until the next call. `before` is the step whose tokens are in flight.
+        They are valid until the next call. `before` is the step whose tokens are in flight. Raises ValueError where a
+        token is not known and none is in flight: an id below zero would cost the device its context.
         """
+        if before is None and any(slice_.last_token < 0 for slice_ in step):
+            raise ValueError("a token of the step is not known")
         return self._fast.forward(step, before) if self._fast else self._reference(step, before)
 
     def _reference(self, step: Sequence[Slice], before: Flight | None) -> torch.Tensor:

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from backend.llama.flight import stand_in
 from backend.llama.request import Generation, Sampling
 from backend.llama.sampling import Choice, Chosen, Draw, choose
+from backend.llama.scheduler import Sequence as Tokens
 from backend.llama.scheduler import Slice
 from common import errors
 from tests.backend.llama_faults import faulty_runner
-from tests.backend.llama_kit import engine_of, lease_of, run, save_model, settings_of, small_config, start
+from tests.backend.llama_kit import engine_of, lease_of, run, runner_of, save_model, settings_of, small_config, start
 
 CHANCE = random.Random(11)
 PROMPTS = [tuple(CHANCE.choices(range(256), k=k)) for k in (30, 7, 19, 50, 3, 41)]
@@ -95,3 +97,10 @@ def test_tokens_that_cannot_be_read_fail_those_who_were_preempted_meanwhile_too(
     assert failed[0] > 0
     assert any(isinstance(error, errors.InternalFault) for error in ends)
     assert set(told) == {"ValueError"}
+
+
+def test_a_token_that_nobody_knows_does_not_reach_the_device(folder: Path) -> None:
+    runner = runner_of(settings_of(folder))
+    lost = Slice(Tokens([5, stand_in(0)], max_tokens=1, pages=[0], computed=1), 1, 1, samples=True)
+    with pytest.raises(ValueError, match="not known"):
+        runner.forward([lost])
