@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 def examples(running: Running) -> list[str]:
     """The commands that the banner prints, each on one line or more."""
-    printed = running.output.partition("vramgate is up")[2]
-    return re.findall(r"^  (\S.*?)(?=\n\n|\n\d|\Z)", printed, re.MULTILINE | re.DOTALL)
+    banner = re.search(r"^vramgate is up.*?--max-tokens \d+$", running.output, re.MULTILINE | re.DOTALL)
+    assert banner is not None
+    return re.findall(r"^  (\S.*?)(?=\n\n|\Z)", banner[0], re.MULTILINE | re.DOTALL)
 
 
 def typed(command: str) -> str:
