@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from backend.llama.engine import LlamaEngine
 from backend.llama.request import Generation, Sampling
@@ -19,21 +18,11 @@ from tests.backend.llama_kit import (
     engine_of,
     lease_of,
     run,
-    save_model,
     settings_of,
-    small_config,
     start,
 )
 
 PROMPT = tuple(random.Random(5).choices(range(256), k=30))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("model")
-    save_model(folder, small_config(vocab_size=256))
-    return folder
 
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])

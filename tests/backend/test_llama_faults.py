@@ -31,19 +31,6 @@ POISON = 255
 """A prompt that starts with this token makes the faulty runner fail."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("model")
-    save_model(folder, small_config(vocab_size=256))
-    return folder
-
-
-@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
-def overlaps(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.fixture
 def engine(folder: Path, overlaps: bool) -> Iterator[LlamaEngine]:
     with engine_of(settings_of(folder), overlaps=overlaps) as engine:

@@ -14,23 +14,10 @@ from backend.llama.scheduler import Sequence as Tokens
 from backend.llama.scheduler import Slice
 from common import errors
 from tests.backend.llama_faults import faulty_runner
-from tests.backend.llama_kit import engine_of, lease_of, run, runner_of, save_model, settings_of, small_config, start
+from tests.backend.llama_kit import engine_of, lease_of, run, runner_of, settings_of, start
 
 CHANCE = random.Random(11)
 PROMPTS = [tuple(CHANCE.choices(range(256), k=k)) for k in (30, 7, 19, 50, 3, 41)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("model")
-    save_model(folder, small_config(vocab_size=256))
-    return folder
-
-
-@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
-def overlaps(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 @pytest.mark.parametrize("fault", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("a kernel fell over")])

@@ -21,9 +21,7 @@ from tests.backend.llama_kit import (
     engine_of,
     lease_of,
     run,
-    save_model,
     settings_of,
-    small_config,
     start,
 )
 
@@ -32,20 +30,6 @@ PROMPTS = [tuple(CHANCE.choices(range(256), k=k)) for k in (30, 7, 19, 50, 3, 41
 TOKENS = 12
 
 Fails = Callable[[Sequence[Slice]], bool]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("model")
-    save_model(folder, small_config(vocab_size=256))
-    return folder
-
-
-@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
-def overlaps(request: pytest.FixtureRequest) -> bool:
-    """Whether a step is launched before the tokens of the one in front are known, as on a card."""
-    return bool(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -100,11 +100,6 @@ def test_the_sizes_of_page_and_step_change_no_answer(
             assert answer.wait().ids() == generated(model, PROMPT[:count], 10)
 
 
-@pytest.fixture(params=[False, True], ids=["in turn", "overlapping"])
-def overlaps(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
-
-
 @pytest.mark.parametrize("oversubscribe", [1.0, 3.0])
 def test_neighbours_that_come_go_and_are_cancelled_change_no_answer(
     small: tuple[Path, LlamaForCausalLM], oversubscribe: float, overlaps: bool

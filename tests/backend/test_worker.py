@@ -11,19 +11,11 @@ from backend.llama.request import Generation
 from backend.llama.sampling import Chosen
 from common import errors
 from tests.backend.llama_faults import faulty_runner, wait_for
-from tests.backend.llama_kit import engine_of, lease_of, run, runner_of, save_model, settings_of, small_config, start
+from tests.backend.llama_kit import engine_of, lease_of, run, runner_of, settings_of, start
 from tests.backend.unet_kit import Gate, Pointwise, Recorder, lease, noise, request, running, submit
 
 PROMPT = tuple(range(40, 70))
 BROKEN = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported asynchronously"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("model")
-    save_model(folder, small_config(vocab_size=256))
-    return folder
 
 
 @pytest.fixture
